@@ -1,0 +1,41 @@
+# `make demo` and `make test` work as the first and only command after a clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+.PHONY: demo test quick check bench clean
+
+demo: $(READY)
+	$(BIN)/vitrail demo
+
+test: check
+	$(BIN)/pytest
+
+quick: $(READY)
+	$(BIN)/pytest -m "not slow"
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv-bench/.installed
+	.venv-bench/bin/python -m bench
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Vitrail needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# The peers live apart: a broken torchvision that merely lies installed breaks other packages.
+.venv-bench/.installed: pyproject.toml constraints.txt bench/requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt transformers einops
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/requirements.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-bench build dist

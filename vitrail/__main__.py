@@ -1,0 +1,5 @@
+"""`python -m vitrail` is the command `vitrail`."""
+
+from vitrail.cli.main import main
+
+main()

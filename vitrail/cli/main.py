@@ -1,0 +1,59 @@
+"""The command `vitrail`: finds the verb, and tells mistakes in one line."""
+
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+import vitrail
+from vitrail.errors import UserError
+
+VERBS = (
+    "demo",
+    "models",
+)  # in the order of `--help`; each is `vitrail.cli.<verb>` with a function of its name
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """What the shell calls; ends the process with the exit code DESIGN promises."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        run(arguments)
+    except UserError as error:
+        sys.exit(f"error: {' '.join(str(error).split())}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # `vitrail models | head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def run(arguments: list[str]) -> None:
+    """Carries out one command line."""
+    import tyro
+
+    if arguments[:1] == ["--version"]:
+        print(f"vitrail {vitrail.__version__}")
+        return
+    wanted = [
+        verb for verb in VERBS if verb in arguments[:1]
+    ] or VERBS  # one verb's imports, not all
+    tyro.extras.subcommand_cli_from_dict(
+        {verb: verb_function(verb) for verb in wanted},
+        prog="vitrail",
+        description=vitrail.__doc__,
+        args=arguments or ["--help"],
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+
+
+def verb_function(verb: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(import_module(f"vitrail.cli.{verb}"), verb)
+    return function
+
+
+def terminated(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)

@@ -1,0 +1,61 @@
+"""Self-attention: fast in `forward`, open to the eye in `weights`."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.model.embed import rotate
+
+ALL = slice(None)
+
+
+class Attention(nn.Module):
+    """Every token asks all tokens and takes a mixture of their answers (Vaswani et al., 2017)."""
+
+    def __init__(
+        self, width: int, heads: int, qk_norm: bool = False, eps: float = 1e-6, dropout: float = 0.0
+    ):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.q_norm = nn.LayerNorm(width // heads, eps=eps) if qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(width // heads, eps=eps) if qk_norm else nn.Identity()
+        self.proj = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:  # (B, N, D)
+        q, k, v = self.split(x, rope)  # each (B, h, N, d)
+        x = F.scaled_dot_product_attention(q, k, v)  # softmax(q k^T / sqrt(d)) v, never written out
+        return self.dropout(self.proj(x.transpose(1, 2).flatten(2)))  # (B, N, D)
+
+    def split(self, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of every head."""
+        x = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, h, d)
+        q, k, v = x.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, h, N, d)
+        return rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v
+
+    def weights(
+        self,
+        x: Tensor,
+        heads: Sequence[int] | slice | None = None,
+        rows: Sequence[int] | slice | None = None,
+        rope: Tensor | None = None,
+    ) -> Tensor:
+        """The same attention spelled out: how much each token listens to each other one.
+
+        `heads`, and `rows` (the tokens that ask), choose a part of it; every row sums to 1.
+        """
+        heads, rows = (ALL if choice is None else choice for choice in (heads, rows))
+        (q_weight, k_weight, _), (q_bias, k_bias, _) = (
+            self.qkv.weight.chunk(3),
+            self.qkv.bias.chunk(3),
+        )
+        q = F.linear(x[:, rows], q_weight, q_bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k = (
+            F.linear(x, k_weight, k_bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        )  # (B, h, N, d)
+        q = rotate(self.q_norm(q), None if rope is None else rope[..., rows, :])[:, heads]
+        k = rotate(self.k_norm(k), rope)[:, heads]
+        return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)  # (B, heads, rows, N)

@@ -1,0 +1,47 @@
+"""Attention pooling: one learned question to all tokens, whose answer stands for the image."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.model.block import Mlp
+from vitrail.model.config import ViTConfig
+
+
+class AttentionPool(nn.Module):
+    """A block whose only query is a parameter (Zhai et al., 2022, where it is called MAP head)."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.latent = nn.Parameter(torch.zeros(1, 1, width))
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=config.eps)
+        self.mlp = Mlp(width, config.hidden, config.mlp)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, P, D)
+        q, k, v = self.split(x)
+        x = F.scaled_dot_product_attention(q, k, v)  # (B, h, 1, d)
+        x = self.proj(x.transpose(1, 2).flatten(2))  # (B, 1, D)
+        x = x + self.mlp(self.norm(x))
+        return x[:, 0]  # (B, D)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The one query, and the keys and values of all tokens."""
+        q = (
+            self.q(self.latent).expand(len(x), -1, -1).unflatten(-1, (self.heads, -1))
+        )  # (B, 1, h, d)
+        k, v = (
+            self.kv(x).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        )  # each (B, h, P, d)
+        return q.transpose(1, 2), k, v
+
+    def weights(self, x: Tensor) -> Tensor:  # (B, P, D)
+        """How much each token is listened to, by each head."""
+        q, k, _ = self.split(x)
+        return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)  # (B, h, 1, P)

@@ -1,0 +1,122 @@
+"""The table of architectures: what papers call a model, and the numbers behind the name."""
+
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
+
+SIZES: dict[str, dict[str, Any]] = {
+    "Ti": {"width": 192, "depth": 12, "heads": 3},  # Touvron et al., 2021 (DeiT)
+    "S": {"width": 384, "depth": 12, "heads": 6},
+    "B": {"width": 768, "depth": 12, "heads": 12},  # Dosovitskiy et al., 2021
+    "L": {"width": 1024, "depth": 24, "heads": 16},
+    "H": {"width": 1280, "depth": 32, "heads": 16},
+    "g": {"width": 1408, "depth": 40, "heads": 16, "mlp_ratio": 48 / 11},  # Zhai et al., 2022
+    "G": {"width": 1664, "depth": 48, "heads": 16, "mlp_ratio": 64 / 13},
+    "Pico": {"width": 64, "depth": 4, "heads": 2},  # from here on for pictures of 8 to 64 pixels
+    "Nano": {"width": 64, "depth": 6, "heads": 2},
+    "Micro": {"width": 128, "depth": 6, "heads": 4},
+    "Mini": {"width": 192, "depth": 9, "heads": 3},
+    "Lite": {
+        "width": 256,
+        "depth": 7,
+        "heads": 4,
+        "mlp_ratio": 2.0,
+    },  # Hassani et al., 2021 (ViT-Lite-7)
+}
+
+PATCHES = {
+    "Ti": (16,),
+    "S": (32, 16, 14, 8),
+    "B": (32, 16, 14, 8),
+    "L": (32, 16, 14),
+    "H": (16, 14),
+    "g": (16, 14),
+    "G": (14,),
+    "Pico": (2, 4),
+    "Nano": (2, 4, 8),
+    "Micro": (2, 4, 8),
+    "Mini": (4, 8),
+    "Lite": (4, 8),
+}
+
+IMAGES = {
+    2: 8,
+    4: 32,
+    8: 64,
+}  # pixels that a small model's patch is made for; all others look at 224
+
+# Published families that differ from the paper's plain model in more than size.
+DEIT: dict[str, Any] = {"drop_path": 0.1}
+DINO2: dict[str, Any] = {"image": 518, "patch": 14, "layer_scale": 1e-5, "head": "none"}
+DINO3: dict[str, Any] = {
+    "positions": "rotary",
+    "registers": 4,
+    "layer_scale": 1e-5,
+    "eps": 1e-5,
+    "head": "none",
+}
+SIGLIP: dict[str, Any] = {"pool": "map", "mlp": "gelu_tanh", "head": "none"}
+CLIP: dict[str, Any] = {"pre_norm": True, "eps": 1e-5, "head": "none"}
+SIMPLE: dict[str, Any] = {"positions": "sincos", "pool": "avg"}
+MAE: dict[str, Any] = {"pool": "avg", "norm_after_pool": True, "registers": 1, "drop_path": 0.1}
+SWIGLU: dict[str, Any] = {"mlp": "swiglu", "mlp_ratio": 8 / 3}
+PAPER: dict[str, Any] = {"dropout": 0.1, "head": "mlp", "classes": 21843}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    f"{size}/{patch}": {
+        **SIZES[size],
+        "patch": patch,
+        "image": IMAGES.get(patch, 224) if len(size) > 2 else 224,
+    }
+    for size, patches in PATCHES.items()
+    for patch in patches
+} | {
+    "R26+S/32": {**SIZES["S"], "stem": "r26", "patch": 32},
+    "R50+B/16": {**SIZES["B"], "stem": "r50", "patch": 16},
+    "R50+L/32": {**SIZES["L"], "stem": "r50", "patch": 32},
+    "B/16 in21k": {**SIZES["B"], "patch": 16, **PAPER},  # Dosovitskiy et al., pretraining
+    "DeiT-Ti/16 distilled": {**SIZES["Ti"], "distilled": True, **DEIT},  # Touvron et al., 2021
+    "DeiT-S/16 distilled": {**SIZES["S"], "distilled": True, **DEIT},
+    "DeiT-B/16 distilled": {**SIZES["B"], "distilled": True, **DEIT},
+    "DeiT3-S/16": {**SIZES["S"], "layer_scale": 1e-6, "drop_path": 0.05},  # Touvron et al., 2022
+    "DeiT3-B/16": {**SIZES["B"], "layer_scale": 1e-6, "drop_path": 0.2},
+    "Simple-S/16": {**SIZES["S"], **SIMPLE},  # Beyer et al., 2022
+    "MAE-B/16": {**SIZES["B"], **MAE},  # He et al., 2022, fine-tuned: nobody reads its [CLS]
+    "MAE-L/16": {**SIZES["L"], **MAE, "drop_path": 0.2},
+    "CLIP-B/16": {**SIZES["B"], **CLIP},  # Radford et al., 2021, as LAION trains it
+    "CLIP-L/14": {**SIZES["L"], **CLIP, "patch": 14},
+    "SigLIP-B/16": {**SIZES["B"], **SIGLIP},  # Zhai et al., 2023
+    "DINOv2-S/14": {**SIZES["S"], **DINO2},  # Oquab et al., 2024
+    "DINOv2-B/14": {**SIZES["B"], **DINO2},
+    "DINOv2-L/14": {**SIZES["L"], **DINO2},
+    "DINOv2-g/14": {"width": 1536, "depth": 40, "heads": 24, **SWIGLU, **DINO2},
+    "DINOv2-S/14 reg4": {**SIZES["S"], **DINO2, "registers": 4},  # Darcet et al., 2024
+    "DINOv2-B/14 reg4": {**SIZES["B"], **DINO2, "registers": 4},
+    "DINOv3-S/16": {**SIZES["S"], **DINO3},  # Siméoni et al., 2025
+    "DINOv3-B/16": {**SIZES["B"], **DINO3},
+    "DINOv3-L/16": {**SIZES["L"], **DINO3},
+}
+
+
+def preset(name: str, **changes: Any) -> ViTConfig:
+    """The architecture papers call `name`, such as "S/16", with any of its settings changed."""
+    if name not in PRESETS:
+        raise UserError(
+            f"no model is called {name!r}; the nearest are {_nearest(name, list(PRESETS))}"
+        )
+    known = [field.name for field in fields(ViTConfig)]
+    for key in changes:
+        if key not in known:
+            raise UserError(
+                f"a model has no setting {key!r}; the nearest are {_nearest(key, known)}"
+            )
+    return ViTConfig(**{**PRESETS[name], **changes})
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    by_letters = {candidate.lower(): candidate for candidate in known}
+    close = get_close_matches(word.lower(), by_letters, n=3, cutoff=0.4)
+    return ", ".join(by_letters[match] for match in close or list(by_letters)[:3])
