@@ -28,7 +28,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:  # (B, N, D)
         q, k, v = self.split(x, rope)  # each (B, h, N, d)
         x = F.scaled_dot_product_attention(q, k, v)  # softmax(q k^T / sqrt(d)) v, never written out
-        return self.dropout(self.proj(x.transpose(1, 2).flatten(2)))  # (B, N, D)
+        x = self.proj(x.transpose(1, 2).flatten(2))  # (B, N, D)
+        x = self.dropout(x)
+        return x
 
     def split(self, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head."""
@@ -48,14 +50,13 @@ class Attention(nn.Module):
         `heads`, and `rows` (the tokens that ask), choose a part of it; every row sums to 1.
         """
         heads, rows = (ALL if choice is None else choice for choice in (heads, rows))
-        (q_weight, k_weight, _), (q_bias, k_bias, _) = (
-            self.qkv.weight.chunk(3),
-            self.qkv.bias.chunk(3),
-        )
-        q = F.linear(x[:, rows], q_weight, q_bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        k = (
-            F.linear(x, k_weight, k_bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        )  # (B, h, N, d)
-        q = rotate(self.q_norm(q), None if rope is None else rope[..., rows, :])[:, heads]
-        k = rotate(self.k_norm(k), rope)[:, heads]
+        turn = None if rope is None else rope[..., rows, :]
+        q = rotate(self.q_norm(self.part(0, x[:, rows])), turn)[:, heads]  # (B, heads, rows, d)
+        k = rotate(self.k_norm(self.part(1, x)), rope)[:, heads]  # (B, heads, N, d)
         return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)  # (B, heads, rows, N)
+
+    def part(self, number: int, x: Tensor) -> Tensor:
+        """Only the queries (0), the keys (1) or the values (2)."""
+        weight, bias = self.qkv.weight.chunk(3)[number], self.qkv.bias.chunk(3)[number]
+        x = F.linear(x, weight, bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x

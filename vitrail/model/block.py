@@ -21,7 +21,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D)
         x = self.bend(self.fc1(x))  # (B, N, M)
-        return self.dropout(self.fc2(self.dropout(x)))  # (B, N, D)
+        x = self.dropout(self.fc2(self.dropout(x)))  # (B, N, D)
+        return x
 
     def bend(self, x: Tensor) -> Tensor:
         if self.kind == "swiglu":  # one half opens and closes the other (Shazeer, 2020)
@@ -71,4 +72,5 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:  # (B, N, D)
         x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), rope)))  # equation 2
-        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))  # equation 3
+        x = x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))  # equation 3
+        return x

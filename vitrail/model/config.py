@@ -11,7 +11,7 @@ Pool = Literal["cls", "avg", "map"]
 Head = Literal["linear", "mlp", "none"]
 Stem = Literal["patch", "r26", "r50"]
 
-# Blocks in each stage of the ResNet, by the pixels between two tokens. For 16 pixels, the paper moves
+# Blocks in each stage of the ResNet, by the pixels between two tokens. For 16, the paper moves
 # the blocks of the fourth stage into the third (Dosovitskiy et al., 2021, section 4.1).
 STAGES = {("r26", 32): (2, 2, 2, 2), ("r50", 16): (3, 4, 9), ("r50", 32): (3, 4, 6, 3)}
 

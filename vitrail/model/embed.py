@@ -74,4 +74,5 @@ def rotate(x: Tensor, rope: Tensor | None) -> Tensor:  # (B, h, N, d)
         return x
     cos, sin = rope
     left, right = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
+    turned: Tensor = x * cos + torch.cat([-right, left], dim=-1) * sin
+    return turned.to(x.dtype)

@@ -34,7 +34,8 @@ class ConvNorm(nn.Module):
         self.norm = nn.GroupNorm(32, outside)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.conv(x))
+        x = self.norm(self.conv(x))
+        return x
 
 
 class Bottleneck(nn.Module):
@@ -67,7 +68,8 @@ class Stage(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x)
+        x = self.blocks(x)
+        return x
 
 
 class ResNet(nn.Module):
@@ -88,4 +90,5 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
         x = F.relu(self.stem(x))  # (B, 64, H / 2, W / 2)
         x = F.max_pool2d(F.pad(x, (0, 1, 0, 1)), 3, stride=2)  # (B, 64, H / 4, W / 4)
-        return self.stages(x)
+        x = self.stages(x)  # (B, channels, rows, columns)
+        return x

@@ -40,9 +40,7 @@ class ViT(nn.Module):
 
         self.norm = norm()
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
-        hidden = OrderedDict(
-            fc=nn.Linear(width, width), act=nn.Tanh()
-        )  # the paper's head in pretraining
+        hidden = OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh())  # for pretraining only
         self.pre_logits = nn.Sequential(hidden) if config.head == "mlp" else nn.Identity()
         self.head = nn.Identity() if config.head == "none" else nn.Linear(width, config.classes)
         self.head_dist = nn.Linear(width, config.classes) if config.distilled else None
@@ -53,8 +51,10 @@ class ViT(nn.Module):
         x = self.encode(x, keep)  # (B, N, D)
         if self.head_dist is not None:  # DeiT: the mean of what both tokens say
             x = self.norm(x[:, :2])  # (B, 2, D)
-            return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2  # (B, K)
-        return self.head(self.pre_logits(self.pool(x)))  # (B, K)
+            x = (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2  # (B, K)
+        else:
+            x = self.head(self.pre_logits(self.pool(x)))  # (B, K)
+        return x
 
     def encode(self, x: Tensor, keep: Tensor | None = None) -> Tensor:  # (B, C, H, W)
         """All tokens after the last block."""
@@ -63,9 +63,7 @@ class ViT(nn.Module):
             x = block(x, rope)  # equations 2 and 3
         return x
 
-    def embed(
-        self, x: Tensor, keep: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:  # (B, C, H, W)
+    def embed(self, x: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Equation 1: z = [x_class; x_1 E; ...; x_P E] + E_pos. Rotary positions come beside it."""
         config, grid = self.config, self.grid(x)
         x = self.patch_embed(x)  # (B, P, D)
@@ -107,14 +105,16 @@ class ViT(nn.Module):
 
     def pool(self, x: Tensor) -> Tensor:  # (B, N, D)
         """Equation 4, y = LN(z_class): one vector for the image; or made of all patches."""
-        if self.config.pool == "cls":
-            return self.norm(x[:, 0])  # (B, D)
         patches = x[:, self.config.prefix :]  # (B, P, D)
-        if self.attn_pool is not None:
-            return self.attn_pool(self.norm(patches))  # (B, D)
-        if self.config.norm_after_pool:
-            return self.norm(patches.mean(dim=1))  # (B, D)
-        return self.norm(patches).mean(dim=1)  # (B, D)
+        if self.config.pool == "cls":
+            x = self.norm(x[:, 0])  # (B, D)
+        elif self.attn_pool is not None:
+            x = self.attn_pool(self.norm(patches))  # (B, D)
+        elif self.config.norm_after_pool:
+            x = self.norm(patches.mean(dim=1))  # (B, D)
+        else:
+            x = self.norm(patches).mean(dim=1)  # (B, D)
+        return x
 
     def features(
         self,

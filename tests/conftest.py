@@ -1,0 +1,33 @@
+"""What several tests share."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture
+def need() -> Callable[[str], str]:
+    """The path of a program; without it the test is skipped, and in CI it fails."""
+
+    def find(program: str) -> str:
+        path = shutil.which(program)
+        if path is None and os.environ.get("VITRAIL_CI") == "1":
+            pytest.fail(f"this test needs the program {program}, and CI must have it")
+        if path is None:
+            pytest.skip(f"needs the program {program}")
+        return path
+
+    return find
+
+
+@pytest.fixture
+def shared() -> Path:
+    """Real weights and photographs that lie beside the project, where they do."""
+    if not SHARED.is_dir():
+        pytest.skip(f"needs the weights and data in {SHARED}")
+    return SHARED

@@ -1,0 +1,309 @@
+"""Holds the house to its rules: directions, names, words that stay true, what is forbidden."""
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitrail
+from tests.shapes import Tracer, claims
+from vitrail.model.config import ViTConfig
+from vitrail.model.embed import rotary
+from vitrail.model.vit import ViT
+from vitrail.zoo.presets import PRESETS
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "vitrail"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+ROWS = [  # a folder imports only from lower rows
+    ["cli"],
+    ["search", "serve"],
+    ["run"],
+    ["zoo", "insight", "heads", "export"],
+    ["model", "data", "training", "evaluation"],
+]
+FREE_OF_TORCH = [
+    "vitrail.model.config",
+    "vitrail.model.cost",
+    "vitrail.zoo.presets",
+    "vitrail.cli.main",
+]
+
+
+def folder_of(module: str) -> str:
+    """The first folder below the package, or "" for `errors`, `files` and the package itself."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and any(parts[1] in row for row in ROWS) else ""
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def stray(path: Path, importing: str) -> bool:
+    """Whether this arrow points sideways or up."""
+    mine = folder_of(f"vitrail.{path.relative_to(PACKAGE).parts[0].removesuffix('.py')}")
+    theirs = folder_of(importing)
+    rows = {folder: number for number, row in enumerate(ROWS) for folder in row}
+    return bool(mine and theirs) and mine != theirs and rows[theirs] <= rows[mine]
+
+
+def test_every_folder_has_its_row():
+    folders = {
+        path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"
+    }
+    assert folders <= {folder for row in ROWS for folder in row}
+
+
+def test_imports_point_down():
+    arrows = [
+        (path, name) for path in MODULES for name in imports(path) if name.startswith("vitrail")
+    ]
+    assert not [arrow for arrow in arrows if stray(*arrow)]
+
+
+def test_a_stray_arrow_would_be_seen():
+    assert stray(PACKAGE / "model" / "vit.py", "vitrail.data.image")
+    assert stray(PACKAGE / "zoo" / "load.py", "vitrail.run.run")
+    assert not stray(PACKAGE / "run" / "run.py", "vitrail.zoo.presets")
+
+
+def test_there_is_no_drawer_for_leftovers():
+    names = {"utils", "util", "common", "misc", "helpers", "helper"}
+    assert not [
+        path for path in MODULES if names & set(path.relative_to(PACKAGE).with_suffix("").parts)
+    ]
+
+
+def test_folders_import_nothing_by_themselves():
+    assert not [path for path in PACKAGE.glob("*/**/__init__.py") if list(imports(path))]
+
+
+FORBIDDEN = {
+    "an unsafe module": lambda node: (
+        isinstance(node, ast.Import | ast.ImportFrom)
+        and bool(
+            {"pickle", "cPickle", "_pickle", "joblib", "dill", "cloudpickle", "shelve", "marshal"}
+            & {name.split(".")[0] for name in imported(node)}
+        )
+    ),
+    "strict=False": lambda node: (
+        called(node, "load_state_dict") and keyword(node, "strict") is False
+    ),
+    "torch.load without weights_only=True": lambda node: (
+        called(node, "load")
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) == "torch"
+        and keyword(node, "weights_only") is not True
+    ),
+    "allow_pickle=True": lambda node: (
+        isinstance(node, ast.Call) and keyword(node, "allow_pickle") not in (None, False)
+    ),
+}
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+
+
+def called(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
+
+
+def keyword(node: ast.Call, name: str) -> object:
+    """The literal given for a keyword, None if it is not given, "?" if it is no literal."""
+    for given in node.keywords:
+        if given.arg == name:
+            return given.value.value if isinstance(given.value, ast.Constant) else "?"
+    return None
+
+
+def sins(source: str) -> list[str]:
+    nodes = list(ast.walk(ast.parse(source)))
+    return [name for name, forbidden in FORBIDDEN.items() if any(forbidden(node) for node in nodes)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_unsafe_is_written(path):
+    assert sins(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from joblib import load",
+        "model.load_state_dict(x, strict=False)",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path, allow_pickle=True)",
+        "np.load(path, allow_pickle=flag)",
+    ],
+)
+def test_unsafe_code_would_be_seen(source):
+    assert len(sins(source)) == 1
+
+
+def test_every_public_name_is_there():
+    assert sorted(vitrail.__all__) == sorted(vitrail._HOMES)
+    for name in vitrail.__all__:
+        assert getattr(vitrail, name).__module__ == vitrail._HOMES[name]
+
+
+def test_no_folder_has_the_name_of_a_public_function():
+    assert not [name for name in vitrail.__all__ if (PACKAGE / name).is_dir()]
+
+
+def test_an_unknown_public_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Vit'"):
+        vitrail.Vit  # noqa: B018
+
+
+def used_settings() -> dict[str, set[str]]:
+    """Each setting of a model, with the presets and published files that change it."""
+    configs = dict(PRESETS)
+    for path in (ROOT / "tests" / "parity").glob("fixtures/*.json"):
+        configs[path.stem] = json.loads(path.read_text())["config"]
+    defaults = {field.name: field.default for field in fields(ViTConfig)}
+    return {
+        name: {source for source, config in configs.items() if config.get(name, default) != default}
+        for name, default in defaults.items()
+    }
+
+
+def test_no_setting_of_a_model_is_dead():
+    assert not [name for name, users in used_settings().items() if not users]
+
+
+def test_every_shape_comment_is_true():
+    tracer = Tracer({k: v for path in PACKAGE.glob("model/*.py") for k, v in claims(path).items()})
+    trace_models(tracer)
+    assert not tracer.wrong
+    assert not {f"{Path(f).name}:{line}" for f, line in tracer.claims.keys() - tracer.reached}
+
+
+def trace_models(tracer: Tracer) -> None:
+    """Runs every branch of the model, at sizes that all differ."""
+    sizes = {"channels": 5, "classes": 7, "width": 24, "depth": 1, "heads": 3, "mlp_ratio": 1.5}
+    legend = {"B": 2, "C": 5, "H": 12, "W": 20, "P": 15, "D": 24, "h": 3, "d": 8, "K": 7, "M": 36}
+    sizes |= {"image": (12, 20), "patch": 4}
+    x, keep = torch.randn(2, 5, 12, 20), torch.tensor([[0, 14, 3, 7], [5, 1, 2, 3]])
+
+    plain = ViT(ViTConfig(**sizes | {"depth": 2}, drop_path=0.5))
+    tracer.run(lambda: plain(x), N=16, **legend)
+    tracer.run(lambda: plain.eval().features(x), N=16, **legend)
+    tracer.run(lambda: plain(torch.randn(2, 5, 12, 28)), N=22, **legend | {"W": 28, "P": 21})
+    attention, tokens = plain.blocks[0].attn, torch.randn(2, 16, 24)
+    tracer.run(lambda: attention.weights(tokens, [0, 2]), N=16, **legend)
+
+    distilled = ViT(ViTConfig(**sizes, distilled=True, positions="rotary"))
+    tracer.run(lambda: distilled(x), N=17, **legend)
+    patches, rope = torch.randn(2, 15, 24), rotary((3, 5), 8, 2, x)
+    tracer.run(lambda: distilled.choose(patches, rope, keep), N=6, **legend)
+    for pool in ({"pool": "avg"}, {"pool": "avg", "norm_after_pool": True}):
+        pooled = ViT(ViTConfig(**sizes, **pool, registers=4, positions="sincos"))
+        tracer.run(lambda pooled=pooled: pooled(x), N=19, **legend)
+    asking = ViT(ViTConfig(**sizes, pool="map"))
+    tracer.run(
+        lambda: asking(x), **legend
+    )  # without N: the MLP after its one question sees one token
+    tracer.run(lambda: asking.attn_pool.weights(torch.randn(2, 15, 24)), **legend)
+
+    hybrid = ViT(ViTConfig(**sizes | {"patch": 32, "image": (64, 160)}, stem="r26"))
+    wide = legend | {"H": 64, "W": 160, "P": 10}
+    tracer.run(lambda: hybrid(torch.randn(2, 5, 64, 160)), N=11, **wide)
+
+
+def test_a_false_shape_comment_would_be_seen(tmp_path, monkeypatch):
+    lines = [
+        "def turn(x):  # (B, D)",
+        "    y = x.T  # (B, D)",
+        "    never = 0 if len(x) else x.T",
+        "    if never is not None:",
+        "        return y  # (D, B)",
+        "    y = y.T  # (B, D)",
+    ]
+    (tmp_path / "wrong_shapes.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("wrong_shapes")
+    tracer = Tracer(claims(tmp_path / "wrong_shapes.py"))
+    tracer.run(lambda: module.turn(torch.zeros(2, 3)), B=2, D=3)
+    assert tracer.wrong == {"wrong_shapes.py:2 says (B, D), got (3, 2)"}
+    assert {line for _, line in tracer.claims.keys() - tracer.reached} == {6}
+
+
+def test_readme_tree_is_the_first_line_of_every_module():
+    block = re.search(r"```\n(vitrail/\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    assert block[1] == tree()
+
+
+def tree() -> str:
+    """The package as README shows it."""
+    lines = ["vitrail/"]
+    order = [path for path in PACKAGE.glob("*.py")]
+    order = sorted(path for path in order if not path.name.startswith("__"))
+    for row in reversed(ROWS):
+        for folder in row:
+            if (PACKAGE / folder).is_dir():
+                order += [PACKAGE / folder / "__init__.py"]
+                order += sorted(
+                    p for p in (PACKAGE / folder).glob("*.py") if p.name != "__init__.py"
+                )
+    for path in order:
+        parts = path.relative_to(PACKAGE).parts
+        name = f"{parts[0]}/" if path.name == "__init__.py" else path.name
+        indent = "  " * (1 if path.name == "__init__.py" else len(parts))
+        words = ast.get_docstring(ast.parse(path.read_text())) or "no docstring"
+        lines.append(f"{indent + name:<22}{words.splitlines()[0]}")
+    return "\n".join(lines) + "\n"
+
+
+def blocks(language: str) -> list[str]:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    return [
+        b
+        for page in pages
+        for b in re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+
+
+def test_python_in_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_shell_in_readme_parses():
+    for block in blocks("sh"):
+        subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+
+
+def test_ci_runs_the_command_that_readme_names():
+    assert "make test" in blocks("sh")[0] + "".join(blocks("sh"))
+    commands = [
+        line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make")
+    ]
+    assert commands == ["make test"]
+
+
+@pytest.mark.parametrize("module", FREE_OF_TORCH)
+def test_help_does_not_wait_for_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+if __name__ == "__main__":
+    print(tree(), end="")
