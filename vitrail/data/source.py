@@ -1,0 +1,90 @@
+"""What every data set looks like from outside, and how one is opened by its path or name."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.errors import UserError
+
+Split = Literal["train", "val", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One labelled image as the data set holds it; `load_image` makes pixels of its content."""
+
+    content: bytes | np.ndarray  # an encoded file, or pixels (height, width, channels)
+    label: int
+    id: str  # a stable name: "cat/1.jpg", "train-000.tar:0007", "cifar10/train/00017"
+
+
+class Source(Protocol):
+    """A data set: indexable, safe to pickle, and cheap to copy: it holds no open file."""
+
+    name: str  # short, for run names: "flowers", "cifar10"
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]
+    splits: NDArray[np.str_]  # "train", "val" or "test" for each item
+    ids: Sequence[str]  # unique
+    sizes: NDArray[np.int64]  # bytes of each item
+    dates: NDArray[np.int64]  # when its file was last changed, in nanoseconds; 0 if it never does
+    ignored: Mapping[str, str]  # what lies in the folder and is no part of the set, and why
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Item:
+        """Reads one item; `UserError` says why it cannot be read."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    path: str = "path"  # column of a table that holds the path of the image
+    label: str = "label"  # column that holds the class
+    split: str | None = None  # column that holds train, val or test; "split" is used if it is there
+
+
+def open_data(
+    data: str | Path,
+    *,
+    columns: Columns | None = None,
+    classes: Sequence[str] | None = None,
+    split: bool = True,
+    progress: bool = True,
+) -> Source:
+    """Opens a folder of class folders, a table, a folder of tar shards, or a built-in set by name.
+
+    `classes` are those of a model, in its order: labels must be among them, or count them from 0.
+    With `split` false, for evaluation, images without a given split are all "test", and neither
+    the number of images nor of classes matters. `progress` draws a bar on a terminal's stderr.
+    """
+    raise UserError(f"{data}: not yet")
+
+
+def indices(source: Source, split: Split | Literal["all"]) -> NDArray[np.int64]:
+    """The positions of one split's items in the source, in order."""
+    if split == "all":
+        return np.arange(len(source))
+    return np.flatnonzero(source.splits == split)
+
+
+def fingerprint(source: Source, *, dates: bool = False) -> str:
+    """A checksum that notices added, removed, renamed, relabelled or resized items.
+
+    With `dates` also edited ones of the same size, but then the same data copied to another
+    machine differs too: right for a cache, too strict for a resume.
+    """
+    checksum = hashlib.sha256()
+    for text in (*source.classes, "", *source.ids):
+        checksum.update(text.encode("utf-8", "surrogateescape") + b"\0")
+    arrays = [source.labels, source.sizes, *([source.dates] if dates else [])]
+    for numbers in arrays:
+        checksum.update(np.ascontiguousarray(numbers, "<i8").tobytes())
+    for name in ("val", "test"):
+        checksum.update(np.packbits(source.splits == name).tobytes())
+    return checksum.hexdigest()
