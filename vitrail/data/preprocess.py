@@ -1,99 +1,25 @@
-"""How pixels become a tensor, as plain data saved with every model, and the one function for it."""
+"""How pixels become a tensor: the one function behind every command, and its plain settings."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
+from vitrail.data.config import MEANS, Interpolation, Preprocess
 from vitrail.errors import UserError
 
-if TYPE_CHECKING:
-    from torch import Tensor
+__all__ = ["MEANS", "Preprocess", "fit", "normalise", "preprocess", "shrink"]
 
-Interpolation = Literal["bilinear", "bicubic"]
-
-# Mean and standard deviation of red, green and blue, as published weights expect them.
-MEANS = {
-    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),  # Google, AugReg, SigLIP
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # DeiT, DINO, MAE, torchvision
-    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
-}
 LONGEST = 8  # sides longer than this many short ones are cut before resizing: they fill the memory
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preprocess:
-    size: int | tuple[int, int] = 224  # pixels the model sees, or (height, width)
-    crop: float = 1.0  # share of the short side kept: resize to size / crop, cut the centre out
-    interpolation: Interpolation = "bicubic"  # between pixels; smoothed when it makes smaller
-    mean: tuple[float, ...] = (0.5,)  # taken off, one number per channel or one for all, 1 is white
-    std: tuple[float, ...] = (0.5,)  # divided by then, one number per channel or one for all
-    channels: int = 3  # 1 for grey, 3 for colour, any other count for other sensors
-
-    def __post_init__(self) -> None:
-        for name in ("size", "mean", "std"):
-            if isinstance(getattr(self, name), list):  # as JSON and TOML have it
-                object.__setattr__(self, name, tuple(getattr(self, name)))
-        self._check()
-        for name in ("mean", "std"):
-            numbers = getattr(self, name)
-            if len(numbers) == 1:
-                object.__setattr__(self, name, numbers * self.channels)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "Preprocess":
-        """The settings again, from what `plain` gave or JSON kept."""
-        if unknown := plain.keys() - {field.name for field in fields(cls)}:
-            raise UserError(
-                f"preprocessing has no {sorted(unknown)}; is the file of a newer version?"
-            )
-        return cls(**plain)
-
-    def plain(self) -> dict[str, Any]:
-        """The settings as JSON has them."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
-    @property
-    def height(self) -> int:
-        return self.size if isinstance(self.size, int) else self.size[0]
-
-    @property
-    def width(self) -> int:
-        return self.size if isinstance(self.size, int) else self.size[1]
-
-    def _check(self) -> None:
-        if isinstance(self.size, tuple) and len(self.size) != 2:
-            raise UserError(f"size {self.size} is no size; give one number or (height, width)")
-        for name, number in {
-            "size": min(self.height, self.width),
-            "channels": self.channels,
-        }.items():
-            if not isinstance(number, int) or number < 1:
-                raise UserError(f"{name} is {number!r}; give a whole number of at least 1")
-        if not 0 < self.crop <= 1:
-            raise UserError(f"crop is {self.crop}; give a share above 0, at most 1")
-        if self.interpolation not in get_args(Interpolation):
-            wanted = " or ".join(get_args(Interpolation))
-            raise UserError(f"interpolation {self.interpolation!r} is unknown; choose {wanted}")
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) not in (1, self.channels):
-                count = len(getattr(self, name))
-                raise UserError(
-                    f"{name} has {count} numbers for {self.channels} channels; give one for each"
-                )
-        if not min(self.std) > 0:
-            raise UserError(f"std is {self.std}; give numbers above 0")
-
-
-def preprocess(settings: Preprocess, pixels: np.ndarray) -> "Tensor":
+def preprocess(settings: Preprocess, pixels: np.ndarray) -> Tensor:
     """What the model sees of an image (H, W, C) in uint8: float32 (C, H, W), normalised.
 
     Evaluation, prediction, explanation, export and serving all come through here.
     """
-    import torch
-
     fitted = torch.from_numpy(fit(settings, pixels))
     return normalise(settings, fitted.permute(2, 0, 1).contiguous())
 
@@ -112,10 +38,8 @@ def fit(settings: Preprocess, pixels: np.ndarray) -> np.ndarray:
     return cut(pixels, height, width)
 
 
-def normalise(settings: Preprocess, images: "Tensor") -> "Tensor":
+def normalise(settings: Preprocess, images: Tensor) -> Tensor:
     """uint8 (..., C, H, W) to float32 with the mean taken off, on whatever device they are."""
-    import torch
-
     mean = torch.tensor([255 * m for m in settings.mean], device=images.device)[:, None, None]
     std = torch.tensor([255 * s for s in settings.std], device=images.device)[:, None, None]
     return images.to(torch.float32).sub_(mean).div_(std)
@@ -146,9 +70,6 @@ def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: Interpolati
     """Equals Pillow's resize to one grey level, seldom two, and is faster."""
     if pixels.shape[:2] == size:
         return pixels
-    import torch
-    from torch.nn import functional as F
-
     # a view of (H, W, C) as (1, C, H, W): the layout for which torch has its fast kernel
     image = torch.from_numpy(np.require(pixels, requirements="W")).permute(2, 0, 1)[None]
     resized = F.interpolate(image, size=size, mode=interpolation, antialias=True)
