@@ -1,0 +1,144 @@
+"""The chapters: their code is the source's, their examples run, their pictures can be drawn."""
+
+import ast
+import builtins
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+
+from book import build, figures
+from vitrail.errors import UserError
+
+BLOCK = re.compile(r"(<!-- include: .*? -->\n)?```python\n(.*?)```\n(?:```text\n(.*?)```\n)?", re.S)
+CHAPTER = build.ROOT / "book" / "how-it-works.md"
+OLD = "<!-- include: vitrail/model/block.py DropPath.__init__ -->\n```python\nold\n```\n"
+WEIGHTS = "weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+
+
+def run(chapter: Path) -> dict[str, Any]:
+    """Runs the chapter from top to bottom; each block must print what stands beside or below it."""
+    printed: list[str] = []
+
+    def record(*values: object) -> None:
+        printed.append(" ".join(str(value) for value in values))
+
+    names: dict[str, Any] = {"__builtins__": {**vars(builtins), "print": record}}
+    for include, code, output in BLOCK.findall(chapter.read_text()):
+        if include:
+            continue
+        printed.clear()
+        exec(compile(code, chapter.name, "exec"), names)
+        beside = re.findall(r"^ *print\(.*\)  # (.+)$", code, re.M)
+        told = beside or output.splitlines()
+        assert printed == told, f"printed other than told: {printed}\n{code}"
+    return names
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What stands in the namespace after the first chapter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("reader"))
+        return run(CHAPTER)
+
+
+@pytest.mark.parametrize("chapter", build.chapters(), ids=lambda path: path.name)
+def test_included_code_is_the_source(chapter: Path) -> None:
+    assert build.filled(chapter.read_text()) == chapter.read_text(), "run `python -m book.build`"
+
+
+def test_every_block_of_the_chapter_prints_what_it_says(names: dict[str, Any]) -> None:
+    assert names["logits"].shape == (1, 1000)
+
+
+def test_a_wrong_number_beside_a_print_is_found(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.md"
+    wrong.write_text("```python\nprint(1 + 1)  # 3\n```\n")
+    with pytest.raises(AssertionError, match="printed other than told"):
+        run(wrong)
+
+
+def test_the_worked_example_is_the_one_in_the_figure(names: dict[str, Any]) -> None:
+    drawn = (figures.QUERIES, figures.KEYS, figures.VALUES)
+    assert [names[name].tolist() for name in "qkv"] == list(drawn)
+
+
+def test_the_photo_is_the_one_in_the_figure(names: dict[str, Any]) -> None:
+    assert torch.equal(names["x"], figures.pixels(figures.photo()))
+
+
+@pytest.mark.parametrize("chapter", build.chapters(), ids=lambda path: path.name)
+def test_links_lead_to_files(chapter: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", chapter.read_text())
+    assert links and not [link for link in links if not (chapter.parent / link).exists()]
+
+
+@pytest.mark.parametrize("chapter", build.chapters(), ids=lambda path: path.name)
+def test_methods_named_in_the_chapter_exist(chapter: Path) -> None:
+    named = set(re.findall(r"`([A-Z]\w+\.\w+)`", chapter.read_text()))
+    files = (build.ROOT / "vitrail").rglob("*.py")
+    known = {name for file in files for name in build.definitions(ast.parse(file.read_text()))}
+    assert named and named <= known
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_old_code_is_found_by_check_and_mended_without(
+    check: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chapter = tmp_path / "chapter.md"
+    chapter.write_text(OLD)
+    monkeypatch.setattr(build, "chapters", lambda: [chapter])
+    with pytest.raises(SystemExit) as end:
+        build.main(["--check"] if check else [])
+    assert end.value.code == check and (chapter.read_text() == OLD) == check
+
+
+def test_an_include_is_filled_and_dedented() -> None:
+    first = build.filled(OLD).splitlines()[2]
+    assert first == "def __init__(self, rate: float):"
+
+
+def test_an_include_brings_its_decorators() -> None:
+    assert build.code("vitrail/model/vit.py", "initialise").startswith("@torch.no_grad()\n")
+
+
+def test_an_include_of_nothing_says_so() -> None:
+    with pytest.raises(UserError, match=r"block\.py has no Block\.backward; correct the include"):
+        build.code("vitrail/model/block.py", "Block.backward")
+
+
+def test_an_include_without_a_block_says_so() -> None:
+    with pytest.raises(UserError, match="1 includes, but 0 have a Python block"):
+        build.filled("<!-- include: vitrail/model/block.py Block -->\n\nwords\n")
+
+
+@pytest.mark.slow
+def test_figures_are_drawn_from_a_model_without_weights(tmp_path: Path) -> None:
+    for path in figures.draw(tmp_path):
+        drawn, stored = (
+            matplotlib.image.imread(file) for file in (path, figures.FIGURES / path.name)
+        )
+        assert drawn.shape == stored.shape and drawn.std() > 0.1
+
+
+def test_stored_figures_are_light_and_sharp() -> None:
+    for path in figures.FIGURES.iterdir():
+        picture = matplotlib.image.imread(path)
+        assert path.stat().st_size < 400_000 and picture.shape[1] == 1800
+        assert np.allclose(picture[[0, -1]], 1, atol=0.02), f"{path.name} is not white at its edges"
+
+
+def test_the_trained_model_says_what_the_chapter_says(shared: Path) -> None:
+    model, labels = figures.build(shared / WEIGHTS)
+    with torch.no_grad():
+        z = model.encode(figures.pixels(figures.photo()))
+        y = model.pool(z)
+        label = labels[int(model.head(y).argmax())]
+    told = CHAPTER.read_text()
+    assert f"largest logit of our photo is *{label}*" in told
+    assert f"last block is {z.abs().max():.0f}; after the norm it is {y.abs().max():.0f}." in told
