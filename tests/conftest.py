@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: a second thread only waits
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 

@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> None:
         prog="vitrail",
         description=vitrail.__doc__,
         args=arguments or ["--help"],
-        config=(tyro.conf.OmitArgPrefixes,),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
 
 

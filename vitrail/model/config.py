@@ -115,6 +115,8 @@ class ViTConfig:
 
     def _check_fit(self) -> None:
         check_divides(*self.size, self.patch)
+        if self.hidden < 1:
+            raise UserError(f"mlp_ratio {self.mlp_ratio} leaves nothing inside the MLP; try 4")
         if self.width % self.heads:
             fits = [n for n in range(1, self.width + 1) if self.width % n == 0]
             near = min(fits, key=lambda n: abs(n - self.heads))

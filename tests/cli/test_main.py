@@ -1,0 +1,127 @@
+"""The command line from outside: exit codes, streams, and what a mistake looks like."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def vitrail(*arguments, module=True, **options):
+    command = [sys.executable, "-m", "vitrail"] if module else ["vitrail"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, **options)
+
+
+def test_help_names_the_verbs():
+    done = vitrail("--help")
+    assert done.returncode == 0
+    assert "models" in done.stdout and "demo" in done.stdout
+
+
+def test_version_is_the_packages():
+    import vitrail as package
+
+    assert vitrail("--version").stdout == f"vitrail {package.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["models"], ["models", "--help"]])
+def test_quick_answers_do_not_import_torch(arguments):
+    code = (
+        "import sys\nfrom vitrail.cli.main import run\n"
+        f"try:\n    run({arguments})\nexcept SystemExit:\n    pass\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_models_as_json_has_the_promised_keys():
+    done = vitrail("models", "--json")
+    rows = json.loads(done.stdout)
+    assert all(
+        list(row) == ["name", "parameters", "gmacs", "tokens", "image", "patch"] for row in rows
+    )
+    tiny = next(row for row in rows if row["name"] == "Ti/16")
+    assert tiny["parameters"] == 5_717_416
+    assert (tiny["tokens"], tiny["image"], tiny["patch"]) == (197, 224, 16)
+    assert round(tiny["gmacs"], 1) == 1.3
+
+
+def test_models_as_a_table_has_the_papers_digits():
+    lines = vitrail("models").stdout.splitlines()
+    assert ["Ti/16", "5,717,416", "1.3", "197", "224", "16"] in [line.split() for line in lines]
+
+
+def test_a_wrong_flag_ends_with_two():
+    done = vitrail("models", "--jsn")
+    assert done.returncode == 2
+    assert "--json" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_verb_ends_with_two():
+    done = vitrail("trian")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_users_mistake_is_one_line_and_ends_with_one(monkeypatch, capsys):
+    from vitrail.cli import main
+    from vitrail.errors import UserError
+
+    def mistaken(arguments):
+        raise UserError("this came;\nwanted that; do so")
+
+    monkeypatch.setattr(main, "run", mistaken)
+    with pytest.raises(SystemExit) as ended:
+        main.main([])
+    assert (
+        ended.value.code == "error: this came; wanted that; do so"
+    )  # sys.exit prints it, with code 1
+
+
+def test_a_closed_pipe_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m vitrail models --json | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_outside_the_checkout(tmp_path):
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = [
+        *pip,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run(build, check=True)
+    (wheel,) = tmp_path.glob("vitrail-*.whl")
+    target = tmp_path / "site"
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True)
+    assert (target / "vitrail" / "py.typed").is_file()
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    code = "import vitrail; print(vitrail.__file__); vitrail.ViT(vitrail.preset('Pico/2'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.startswith(str(target)), done.stderr
+    script = subprocess.run(
+        [sys.executable, str(target / "bin" / "vitrail"), "models", "--json"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(script.stdout), script.stderr
