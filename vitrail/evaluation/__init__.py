@@ -1,0 +1,1 @@
+"""Logits and labels in, numbers out; knows nothing else."""
