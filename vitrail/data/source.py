@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,20 +27,44 @@ class Item:
 class Source(Protocol):
     """A data set: indexable, safe to pickle, and cheap to copy: it holds no open file."""
 
-    name: str  # short, for run names: "flowers", "cifar10"
-    classes: tuple[str, ...]
-    labels: NDArray[np.int64]
-    splits: NDArray[np.str_]  # "train", "val" or "test" for each item
-    ids: Sequence[str]  # unique
-    sizes: NDArray[np.int64]  # bytes of each item
-    dates: NDArray[np.int64]  # when its file was last changed, in nanoseconds; 0 if it never does
-    ignored: Mapping[str, str]  # what lies in the folder and is no part of the set, and why
+    @property
+    def name(self) -> str:
+        """Short, for run names: "flowers", "cifar10"."""
+
+    @property
+    def path(self) -> Path | None:
+        """The folder or table it was opened from; None if it holds its pixels."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def labels(self) -> NDArray[np.int64]: ...
+
+    @property
+    def splits(self) -> NDArray[np.str_]:
+        """ "train", "val" or "test" for each item."""
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """A stable and unique name for each item."""
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each item."""
+
+    @property
+    def dates(self) -> NDArray[np.int64]:
+        """When each item's file was changed, in nanoseconds since 1970; 0 if it has none."""
+
+    @property
+    def ignored(self) -> Mapping[str, str]:
+        """What lies in the folder and is no part of the set, and why."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Item:
-        """Reads one item; `UserError` says why it cannot be read."""
-        ...
+        """Reads one item; `UserError` says why it cannot be read, without naming it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +84,38 @@ def open_data(
 ) -> Source:
     """Opens a folder of class folders, a table, a folder of tar shards, or a built-in set by name.
 
+    A built-in name wins over a folder of that name, which is reached as "./mnist".
     `classes` are those of a model, in its order: labels must be among them, or count them from 0.
     With `split` false, for evaluation, images without a given split are all "test", and neither
     the number of images nor of classes matters. `progress` draws a bar on a terminal's stderr.
     """
-    raise UserError(f"{data}: not yet")
+    from vitrail.data import builtin, folder, shards, table
+    from vitrail.data.catalogue import SETS
+
+    settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
+    path = Path(data).expanduser()
+    if path.suffix.lower() in table.SUFFIXES and path.is_file():
+        return table.open_table(path, columns=columns, **settings)
+    if columns is not None:
+        raise UserError(f"{data} is no table, so it has no columns to name; leave them out")
+    if isinstance(data, str) and data in SETS:
+        return builtin.open_builtin(data, **settings)
+    if not path.is_dir():
+        raise UserError(unknown(str(data), path.exists(), tuple(SETS)))
+    if found := shards.find_shards(path):
+        return shards.open_shards(path, found, **settings)
+    return folder.open_folder(path, **settings)
+
+
+def unknown(data: str, exists: bool, sets: Sequence[str]) -> str:
+    wanted = (
+        "wanted a folder of class folders, a .csv, .tsv or .jsonl table, a folder of .tar shards"
+    )
+    if exists:
+        return f"{data} is no data set; {wanted}"
+    near = get_close_matches(data.casefold(), sets, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"there is no {data!r}; {wanted}, or one of {', '.join(sets)}{hint}"
 
 
 def indices(source: Source, split: Split | Literal["all"]) -> NDArray[np.int64]:

@@ -1,0 +1,116 @@
+"""Names of images and classes: packed by the million, in natural order, matched to labels."""
+
+import os
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.errors import UserError
+
+
+class Names(Sequence[str]):
+    """Texts packed into one block: a tenth of a list's memory, and pickled at once."""
+
+    def __init__(self, texts: Iterable[str]):
+        encoded = [os.fsencode(text) for text in texts]
+        self.block = b"".join(encoded)
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        self.starts = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
+
+    @classmethod
+    def unpack(cls, block: NDArray[np.uint8], starts: NDArray[np.int64]) -> "Names":
+        """The names whose `block` and `starts` were saved as arrays."""
+        names = cls(())
+        names.block, names.starts = block.tobytes(), starts
+        return names
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"name {index} of {len(self)}")
+        index = int(index) % len(self)
+        return os.fsdecode(self.block[self.starts[index] : self.starts[index + 1]])
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        for start, end in pairwise(self.starts.tolist()):
+            yield os.fsdecode(self.block[start:end])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Names):
+            return NotImplemented
+        return self.block == other.block and np.array_equal(self.starts, other.starts)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def natural(name: str) -> tuple[list[tuple[int, str]], str]:
+    """A key to sort by: numbers inside a name by value, so that "img2" comes before "img10"."""
+    parts = re.split(r"([0-9]+)", name.casefold())
+    # a number sorts by its length without zeros in front, then by its digits
+    numbers = [(len(part.lstrip("0")), part.lstrip("0")) for part in parts[1::2]]
+    texts = [(0, part) for part in parts[::2]]
+    mixed = [pair for both in zip(texts, [*numbers, (0, "")], strict=True) for pair in both]
+    return mixed, name
+
+
+def tidy(name: str) -> str:
+    """One spelling for names that look the same: accents composed, no blanks around."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def unique(classes: Sequence[str]) -> tuple[str, ...]:
+    """Class names with the index appended to each that occurs more than once: "crane 134"."""
+    count = Counter(classes)
+    names = [f"{name} {index}" if count[name] > 1 else name for index, name in enumerate(classes)]
+    if len(set(names)) < len(names):
+        again = next(name for name, times in Counter(names).items() if times > 1)
+        raise UserError(f"two classes are called {again!r}; give each class its own name")
+    return tuple(names)
+
+
+def match(
+    found: Mapping[str, str], classes: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """All class names in order, and the index of each label found.
+
+    `found` maps each label to the place where it stands, for the error. Without `classes` the
+    labels themselves are the classes, in natural order. With them, all labels are names of classes,
+    or else all are indices.
+    """
+    if classes is None:
+        names = tuple(sorted(found, key=natural))
+        return names, {name: index for index, name in enumerate(names)}
+    names = unique([tidy(name) for name in classes])
+    index = {name: number for number, name in enumerate(names)}
+    strangers = [label for label in found if label not in index]
+    if not strangers:
+        return names, {label: index[label] for label in found}
+    if all(re.fullmatch(r"[0-9]{1,9}", label) for label in found):
+        for label in found:
+            if int(label) >= len(names):
+                raise UserError(
+                    f"{found[label]}: label {label}, but the {len(names)} classes "
+                    f"are counted from 0 to {len(names) - 1}"
+                )
+        return names, {label: int(label) for label in found}
+    stranger = strangers[0]
+    near = get_close_matches(stranger, names, n=1, cutoff=0.5)
+    hint = f"; the nearest is {near[0]!r}" if near else f", which begin with {names[0]!r}"
+    raise UserError(
+        f"{found[stranger]}: label {stranger!r} is none of the {len(names)} classes{hint}"
+    )

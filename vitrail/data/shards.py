@@ -1,0 +1,271 @@
+"""A folder of tar shards (WebDataset: `key.jpg` beside `key.cls`), indexed once, read anywhere.
+
+`train-000.tar` or a folder `train/` gives the split; `classes.txt`, a name in each line, the names
+that the numbers in `.cls` stand for. Members that are no plain files do not exist here.
+"""
+
+import hashlib
+import io
+import logging
+import os
+import re
+import tarfile
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail import files
+from vitrail.data.folder import hidden, walk
+from vitrail.data.image import MAX_BYTES, SUFFIXES, check_bytes
+from vitrail.data.names import Names, match, tidy, unique
+from vitrail.data.places import cache_folder
+from vitrail.data.progress import bar
+from vitrail.data.source import Item
+from vitrail.data.split import SPLITS, settle
+from vitrail.errors import UserError
+
+LABEL_BYTES = 1000  # no `.cls` is longer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """Images inside tar files, each known by its shard, its offset and its size."""
+
+    name: str
+    path: Path
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]
+    splits: NDArray[np.str_]
+    ids: Names
+    sizes: NDArray[np.int64]
+    dates: NDArray[np.int64]
+    ignored: dict[str, str]
+    shards: tuple[str, ...]  # paths from the folder
+    which: NDArray[np.int64]  # the shard of each image
+    offsets: NDArray[np.int64]  # of its bytes in the shard
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> Item:
+        name, size = self.ids[index], int(self.sizes[index])
+        check_bytes(size, MAX_BYTES)
+        try:
+            with open(self.path / self.shards[self.which[index]], "rb") as file:
+                content = os.pread(file.fileno(), size, int(self.offsets[index]))
+        except OSError as error:
+            raise UserError(f"cannot be read: {(error.strerror or str(error)).lower()}") from error
+        if len(content) < size:
+            raise UserError("truncated")
+        return Item(content, int(self.labels[index]), name)
+
+
+@dataclass(frozen=True)
+class Index:
+    """What one shard holds."""
+
+    keys: Names
+    labels: Names  # the text in each `.cls`
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+def find_shards(folder: Path) -> list[str]:
+    """The tar files in the folder and in its `train/ val/ test/`, if no folder in it has images."""
+    tops = [path for path in folder.iterdir() if not hidden(path.name)]
+    folders = [path for path in tops if path.is_dir() and path.name.casefold() in SPLITS]
+    inner = [path for top in folders for path in top.iterdir() if not hidden(path.name)]
+    tars = [path for path in tops + inner if path.suffix.lower() == ".tar" and path.is_file()]
+    if not tars or any(found.names for found in walk(folder, {}) if found.parts):
+        return []
+    return sorted(str(path.relative_to(folder)) for path in tars)
+
+
+def open_shards(
+    path: Path,
+    shards: list[str],
+    *,
+    classes: Sequence[str] | None,
+    split: bool,
+    progress: bool,
+) -> Shards:
+    """All images of the shards; the labels are the classes, unless their names are given."""
+    path = path.absolute()
+    given = splits_of(shards)
+    with bar("indexing shards", len(shards), show=progress) as advance:
+        indices = []
+        for shard in shards:
+            indices.append(index_of(path / shard))
+            advance(1)
+    counts = [len(index.keys) for index in indices]
+    texts = [tidy(label) for index in indices for label in index.labels]
+    if not texts:
+        raise UserError(f"no images in the shards of {path}; wanted pairs of key.jpg and key.cls")
+    ids = Names(
+        f"{shard}:{key}" for shard, index in zip(shards, indices, strict=True) for key in index.keys
+    )
+    names, label = label_index(path, texts, ids, classes)
+    dates = [(path / shard).stat().st_mtime_ns for shard in shards]
+    source = Shards(
+        name=path.resolve().name or "data",
+        path=path,
+        classes=names,
+        labels=np.array([label[text] for text in texts], np.int64),
+        splits=np.repeat(np.array(given, "<U5"), counts),
+        ids=ids,
+        sizes=np.concatenate([index.sizes for index in indices]),
+        dates=np.repeat(np.array(dates, np.int64), counts),
+        ignored={},
+        shards=tuple(shards),
+        which=np.repeat(np.arange(len(shards)), counts),
+        offsets=np.concatenate([index.offsets for index in indices]),
+    )
+    return settle(source, split=split, progress=progress)
+
+
+def label_index(
+    path: Path, texts: Iterable[str], ids: Sequence[str], classes: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """All classes, and which of them each text found in a `.cls` means."""
+    found: dict[str, str] = {}
+    for text, place in zip(texts, ids, strict=True):
+        found.setdefault(text, place)
+    listed = path / "classes.txt"
+    if not listed.is_file():
+        return match(found, classes)
+    try:
+        lines = listed.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {listed}: {error}") from error
+    names, index = match(found, unique([tidy(line) for line in lines if line.strip()]))
+    if classes is None:
+        return names, index
+    meant = {text: names[number] for text, number in index.items()}
+    every, theirs = match({name: found[text] for text, name in meant.items()}, classes)
+    return every, {text: theirs[name] for text, name in meant.items()}
+
+
+def splits_of(shards: list[str]) -> list[str]:
+    """The split that each shard's folder or name tells, or "" for all of them."""
+    given = []
+    for shard in shards:
+        folder, name = os.path.split(shard)
+        words = [folder] if folder else re.split("[^a-z]+", name.casefold())
+        named = {SPLITS[word.casefold()] for word in words if word.casefold() in SPLITS}
+        if len(named) > 1:
+            raise UserError(f"shard {shard} is named after two splits; give it one")
+        given.append(named.pop() if named else "")
+    if "" in given and any(given):
+        raise UserError(
+            f"shard {shards[given.index('')]} has no split in its name, though others have"
+        )
+    return given
+
+
+def index_of(shard: Path) -> Index:
+    """What a shard holds: from the cache while the shard keeps its size and date."""
+    status = shard.stat()
+    stamp = np.array([status.st_size, status.st_mtime_ns], np.int64)
+    name = hashlib.sha256(os.fsencode(os.path.realpath(shard))).hexdigest()[:32]
+    cached = cache_folder() / "shards" / f"{name}.npz"
+    try:
+        with np.load(cached, allow_pickle=False) as saved:
+            if np.array_equal(saved["stamp"], stamp):
+                return Index(
+                    Names.unpack(saved["keys"], saved["key_starts"]),
+                    Names.unpack(saved["labels"], saved["label_starts"]),
+                    saved["offsets"],
+                    saved["sizes"],
+                )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        pass  # no cache, or a damaged one: it is made again
+    index = read_index(shard)
+    save_index(cached, index, stamp)
+    return index
+
+
+def save_index(path: Path, index: Index, stamp: NDArray[np.int64]) -> None:
+    stream = io.BytesIO()
+    np.savez(
+        stream,
+        stamp=stamp,
+        keys=np.frombuffer(index.keys.block, np.uint8),
+        key_starts=index.keys.starts,
+        labels=np.frombuffer(index.labels.block, np.uint8),
+        label_starts=index.labels.starts,
+        offsets=index.offsets,
+        sizes=index.sizes,
+    )
+    try:
+        files.write(path, stream.getvalue())
+    except UserError as error:
+        log.warning("the next opening will index the shards again: %s", error)
+
+
+def read_index(shard: Path) -> Index:
+    """Reads every header of a tar file, and the text of every `.cls`."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, str] = {}
+    try:
+        with open(shard, "rb") as file:
+            for member in members(file):
+                add_member(member, file, images, labels)
+    except (tarfile.TarError, OSError, ValueError, EOFError) as error:
+        raise UserError(f"shard {shard}: {error}") from error
+    for alone, words in ((images.keys() - labels, ".cls"), (labels.keys() - images, "image")):
+        if alone:
+            raise UserError(f"shard {shard}: {min(alone)} has no {words}")
+    places = np.array(list(images.values()), np.int64).reshape(-1, 2)
+    return Index(
+        Names(images),
+        Names(labels[key] for key in images),
+        places[:, 0].copy(),
+        places[:, 1].copy(),
+    )
+
+
+def members(file: BinaryIO) -> Iterable[tarfile.TarInfo]:
+    """The plain files of a tar file that is whole: tarfile itself takes damage for the end."""
+    end = os.fstat(file.fileno()).st_size
+    with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
+            if member.size < 0 or member.offset_data + member.size > end:
+                raise UserError(f"truncated in {member.name}")
+            if member.isreg() and not member.issparse():
+                yield member
+        after = os.pread(file.fileno(), tarfile.BLOCKSIZE, archive.offset)
+        if after.strip(b"\0"):
+            raise UserError(f"damaged at byte {archive.offset}")
+
+
+def add_member(
+    member: tarfile.TarInfo,
+    file: BinaryIO,
+    images: dict[str, tuple[int, int]],
+    labels: dict[str, str],
+) -> None:
+    folder, name = os.path.split(member.name)
+    stem, _, suffix = name.partition(".")
+    if hidden(name):
+        return
+    key, suffix = os.path.join(folder, stem), f".{suffix.lower()}"
+    if suffix in SUFFIXES:
+        if key in images:
+            raise UserError(f"two images are called {key}")
+        images[key] = member.offset_data, member.size
+    elif suffix == ".cls":
+        if key in labels:
+            raise UserError(f"two labels are called {key}")
+        if member.size > LABEL_BYTES:
+            raise UserError(f"{member.name} has {member.size} bytes; wanted the number of a class")
+        labels[key] = os.pread(file.fileno(), member.size, member.offset_data).decode().strip()
+        if not labels[key]:
+            raise UserError(f"{member.name} has no label")
