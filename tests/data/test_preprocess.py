@@ -116,8 +116,8 @@ def test_crop_keeps_the_centre():
 
 def test_shrink_never_enlarges():
     small, large = noise(40, 60, 3), noise(400, 600, 3)
-    assert shrink(small, 50, "bicubic") is small
-    assert shrink(large, 50, "bicubic").shape == (50, 75, 3)
+    assert shrink(small, (50, 50), "bicubic") is small
+    assert shrink(large, (50, 50), "bicubic").shape == (50, 75, 3)
 
 
 def test_settings_survive_json():

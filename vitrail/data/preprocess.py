@@ -45,11 +45,11 @@ def normalise(settings: Preprocess, images: Tensor) -> Tensor:
     return images.to(torch.float32).sub_(mean).div_(std)
 
 
-def shrink(pixels: np.ndarray, short: int, interpolation: Interpolation) -> np.ndarray:
-    """The image with its short side made `short`, unless it is that small already."""
-    if min(pixels.shape[:2]) <= short:
+def shrink(pixels: np.ndarray, size: tuple[int, int], interpolation: Interpolation) -> np.ndarray:
+    """The image made just large enough to cover `size`, unless it is that small already."""
+    if pixels.shape[0] <= size[0] or pixels.shape[1] <= size[1]:
         return pixels
-    return resize_to_cover(pixels, (short, short), interpolation)
+    return resize_to_cover(pixels, size, interpolation)
 
 
 def resize_to_cover(

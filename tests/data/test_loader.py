@@ -1,0 +1,314 @@
+"""Batches: the same bits for any workers, cache, start and share; nothing twice, nothing lost."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data.fakes import Deadly, Fake, arrays, encoded, photo, photos
+from vitrail.data import augment, workers
+from vitrail.data.config import AUGMENTS, DataConfig, Preprocess
+from vitrail.data.image import load_image
+from vitrail.data.loader import Batch, Loader, order, repeats
+from vitrail.data.preprocess import preprocess
+from vitrail.errors import UserError
+
+LARGE, SMALL = Preprocess(size=72, crop=0.9), Preprocess(size=16)
+STRONG = DataConfig(augment=AUGMENTS["strong"], workers=0)
+UNCACHED = {"cache_gb": 0, "disk_gb": 0}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def files() -> Fake:
+    return Fake(photos())
+
+
+def first(count: int, source: Fake, view: Preprocess, config: DataConfig, **how) -> list[Batch]:
+    start = how.pop("start", 0)
+    how = {"batch": 8, "seed": 5} | how
+    return list(islice(Loader(source, view, config, **how).training(start), count))
+
+
+def same(ours: list[Batch], theirs: list[Batch]) -> bool:
+    return len(ours) == len(theirs) and all(
+        torch.equal(a.images, b.images)
+        and torch.equal(a.targets, b.targets)
+        and np.array_equal(a.items, b.items)
+        and (a.step, a.epoch) == (b.step, b.epoch)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("view", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("where", [{}, UNCACHED, {"cache_gb": 0}], ids=["memory", "none", "file"])
+def test_workers_and_cache_change_no_bit(files, view, workers, where):
+    plain = first(7, files, view, replace(STRONG, **UNCACHED))
+    assert same(first(7, files, view, replace(STRONG, workers=workers, **where)), plain)
+
+
+def test_luck_that_depends_on_the_worker_would_be_seen(files, monkeypatch):
+    plain, luck = first(3, files, LARGE, STRONG), augment.luck
+    monkeypatch.setattr(augment, "luck", lambda seed, *key: luck(seed + os.getpid(), *key))
+    assert not same(first(3, files, LARGE, replace(STRONG, workers=2)), plain)
+
+
+@pytest.mark.parametrize("start", [1, 3, 4, 11])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_start_anywhere_gives_what_would_have_come(files, start, workers):
+    config = replace(STRONG, workers=workers)
+    whole = first(14, files, LARGE, config)
+    assert same(first(14 - start, files, LARGE, config, start=start), whole[start:])
+
+
+def test_a_forgotten_position_would_be_seen(files):
+    whole = first(6, files, LARGE, STRONG)
+    assert not same(first(3, files, LARGE, STRONG, start=0), whole[3:])
+
+
+def test_two_ranks_see_the_batches_of_one():
+    source = Fake(arrays())
+    config = DataConfig(augment=replace(AUGMENTS["strong"], mixup=0, cutmix=0), workers=0)
+    whole = first(8, source, SMALL, config)
+    halves = [first(8, source, SMALL, config, rank=rank, world=2) for rank in (0, 1)]
+    for one, left, right in zip(whole, *halves, strict=True):
+        assert torch.equal(torch.cat([left.images, right.images]), one.images)
+        assert np.array_equal(np.concatenate([left.items, right.items]), one.items)
+
+
+def test_an_epoch_shows_no_image_twice_and_the_next_another_order():
+    source = Fake(arrays())
+    loader = Loader(source, SMALL, STRONG, batch=8)
+    batches = list(islice(loader.training(), 2 * loader.steps))
+    epochs = [[b for b in batches if b.epoch == epoch] for epoch in (0, 1)]
+    seen = [np.concatenate([b.items for b in epoch]) for epoch in epochs]
+    train = np.flatnonzero(source.splits == "train")
+    assert all(len(set(s)) == len(s) == len(train) // 8 * 8 and set(s) <= set(train) for s in seen)
+    assert not np.array_equal(*seen)
+
+
+def test_labels_belong_to_the_items():
+    source = Fake(arrays())
+    for batch in first(5, source, SMALL, DataConfig()):
+        assert np.array_equal(batch.labels, source.labels[batch.items])
+        assert batch.targets is batch.labels
+
+
+def test_without_augmentation_a_batch_is_the_preprocessed_images():
+    source = Fake(arrays())
+    for batch in first(3, source, SMALL, DataConfig()):
+        theirs = [preprocess(SMALL, source.contents[item]) for item in batch.items]
+        assert torch.equal(batch.images, torch.stack(theirs))
+
+
+@pytest.mark.parametrize("view", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("config", [{}, {"workers": 2}, {"workers": 2, **UNCACHED}])
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_evaluation_sees_what_preprocess_makes_each_image_once(files, view, config, split):
+    loader = Loader(files, view, DataConfig(**config), batch=5)
+    batches = list(loader.evaluation(split))
+    items = np.concatenate([batch.items for batch in batches])
+    assert np.array_equal(items, np.flatnonzero(files.splits == split))
+    theirs = [preprocess(view, load_image(files.contents[item])) for item in items]
+    assert torch.equal(torch.cat([batch.images for batch in batches]), torch.stack(theirs))
+
+
+def test_evaluation_on_two_ranks_counts_each_image_once(files):
+    loaders = [Loader(files, SMALL, DataConfig(), batch=4, rank=rank, world=2) for rank in (0, 1)]
+    items = [b.items for loader in loaders for b in loader.evaluation("train")]
+    assert np.array_equal(np.sort(np.concatenate(items)), np.flatnonzero(files.splits == "train"))
+
+
+def test_evaluation_between_training_steps_changes_nothing(files):
+    loader = Loader(files, LARGE, replace(STRONG, workers=2), batch=8, seed=5)
+    training, batches = loader.training(), []
+    for _ in range(5):
+        batches.append(next(training))
+        list(loader.evaluation("val"))
+    assert same(batches, first(5, files, LARGE, STRONG))
+
+
+def test_the_global_random_state_is_left_alone(files):
+    torch.manual_seed(1)
+    np.random.seed(1)
+    before = torch.get_rng_state(), np.random.get_state()[1]
+    first(5, files, LARGE, replace(STRONG, workers=1))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
+
+
+def test_another_seed_gives_other_images_in_another_order():
+    source = Fake(arrays())
+    ours, theirs = (first(1, source, SMALL, STRONG, seed=seed)[0] for seed in (1, 2))
+    assert not np.array_equal(ours.items, theirs.items)
+
+
+def test_an_image_looks_different_in_the_next_epoch():
+    source = Fake([arrays(1)[0]] * 60)
+    loader = Loader(source, SMALL, DataConfig(augment=AUGMENTS["digits"]), batch=40)
+    one, two = islice(loader.training(), 2)
+    assert not torch.equal(one.images, two.images)
+    assert len(one.images.unique(dim=0)) > 30
+
+
+def test_balanced_epochs_show_every_class_equally_often():
+    labels = np.array([0] * 900 + [1] * 90 + [2] * 10)
+    chosen = order(labels, seed=0, epoch=0, balanced=True)
+    assert len(chosen) == 1000
+    assert sorted(np.bincount(labels[chosen])) == [333, 333, 334]
+    assert np.bincount(chosen)[-10:].min() >= 33  # the rare ones take turns
+    assert not np.array_equal(chosen, order(labels, seed=0, epoch=1, balanced=True))
+
+
+def test_a_repeated_image_is_augmented_anew():
+    source = Fake(arrays(30))
+    source.labels = np.where(np.arange(30) == 0, 0, 1)
+    source.classes = ("rare", "common")
+    config = DataConfig(augment=AUGMENTS["digits"], balanced=True)
+    (batch,) = first(1, source, SMALL, config, batch=20)
+    rare = batch.images[batch.labels == 0]
+    assert len(rare) >= 8 and len(rare.unique(dim=0)) == len(rare)
+
+
+def test_repeats_counts_earlier_ones():
+    assert repeats(np.array([5, 3, 5, 5, 2, 3])).tolist() == [0, 0, 1, 2, 0, 1]
+
+
+def test_a_grey_source_makes_grey_batches():
+    view = Preprocess(size=8, channels=1)
+    source = Fake(arrays(side=8, channels=1))
+    batch = first(1, source, view, DataConfig(augment=AUGMENTS["digits"]))[0]
+    assert batch.images.shape == (8, 1, 8, 8)
+
+
+def test_fewer_images_than_a_batch_are_an_error():
+    with pytest.raises(UserError, match="training images fill no batch of 128"):
+        first(1, Fake(arrays(20)), SMALL, DataConfig(), batch=128)
+
+
+def test_a_batch_that_ranks_cannot_share_is_an_error():
+    with pytest.raises(UserError, match="a batch of 9 cannot be shared by 2"):
+        Loader(Fake(arrays()), SMALL, batch=9, world=2)
+
+
+def broken_files() -> Fake:
+    contents = photos()
+    contents[3] = contents[3][:300]
+    contents[8] = b"no image"
+    contents[9] = b""
+    contents[13] = contents[13][:-700]
+    return Fake(contents)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_all_broken_files_of_a_set_that_fits_are_named_at_once(workers):
+    with pytest.raises(UserError) as error:
+        Loader(broken_files(), LARGE, DataConfig(workers=workers)).prepare()
+    assert "4 images cannot be read" in str(error.value)
+    for name in ("class 0/3.jpg", "class 2/8.jpg", "class 0/9.jpg", "class 1/13.jpg"):
+        assert f"{name}: " in str(error.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_set_that_does_not_fit_stops_at_the_first_broken_file(workers):
+    config = DataConfig(workers=workers, **UNCACHED)
+    training = Loader(broken_files(), LARGE, config, batch=4).training()
+    with pytest.raises(UserError, match=r"^class \d/(3|13|8)\.jpg: "):
+        list(islice(training, 7))
+
+
+@pytest.mark.parametrize("where", [{}, UNCACHED, {"cache_gb": 0}], ids=["memory", "none", "file"])
+def test_broken_files_are_left_out_and_counted_when_asked(where, caplog):
+    source = broken_files()
+    loader = Loader(source, LARGE, DataConfig(skip_broken=True, workers=2, **where), batch=4)
+    loader.prepare()
+    batches = list(islice(loader.training(), loader.steps))
+    items = np.concatenate([batch.items for batch in batches])
+    assert sorted(loader.broken) == [3, 8, 9, 13] and not set(items) & {3, 8, 9, 13}
+    assert all(np.array_equal(b.labels, source.labels[b.items]) for b in batches)
+    assert "left out 4 of 40 images" in caplog.text
+
+
+@pytest.mark.parametrize("where", [{}, UNCACHED], ids=["memory", "none"])
+def test_a_dead_worker_is_reported_with_its_file(where):
+    source = Deadly(photos(60))
+    source.victim = int(np.flatnonzero(source.splits == "train")[17])
+    loader = Loader(source, LARGE, DataConfig(workers=2, **where), batch=8)
+    name = source.ids[source.victim]
+    with pytest.raises(UserError, match=f"was killed by SIGKILL while it was on {name}"):
+        list(islice(loader.training(), loader.steps))
+
+
+def test_a_mistake_in_our_own_code_keeps_its_traceback(files, monkeypatch):
+    monkeypatch.setattr(augment, "crop", lambda *_: 1 / 0)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        first(1, files, LARGE, replace(STRONG, workers=1))
+
+
+def test_closing_the_iterator_ends_its_workers(files):
+    import multiprocessing
+
+    training = Loader(files, LARGE, replace(STRONG, workers=2), batch=8).training()
+    next(training)
+    assert len(multiprocessing.active_children()) == 2
+    training.close()
+    assert not multiprocessing.active_children()
+
+
+KILLED = """
+import os, signal, sys
+from itertools import islice
+from tests.data.fakes import Fake, photos
+from vitrail.data.config import DataConfig, Preprocess
+from vitrail.data.loader import Loader
+import multiprocessing
+
+loader = Loader(Fake(photos()), Preprocess(size=72), DataConfig(workers=2), batch=8)
+for batch in loader.training():
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_killed_parent():
+    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True)
+    orphans = [int(pid) for pid in done.stdout.split()]
+    assert len(orphans) == 2, done.stderr
+    end = time.monotonic() + 10
+    while any(alive(pid) for pid in orphans) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in orphans)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [{}, UNCACHED], ids=["cached", "none"])
+def test_workers_that_are_spawned_do_the_same(files, monkeypatch, where):
+    plain = first(3, files, LARGE, STRONG)
+    monkeypatch.setattr(workers, "METHOD", "spawn")
+    assert same(first(3, files, LARGE, replace(STRONG, workers=1, **where)), plain)
+
+
+def test_png_and_odd_sizes_come_through():
+    contents = [encoded(photo(k, 20 + 9 * k, 200 - 9 * k), "PNG") for k in range(20)]
+    batches = first(2, Fake(contents), LARGE, replace(STRONG, workers=2), batch=4)
+    assert all(batch.images.shape == (4, 3, 72, 72) for batch in batches)
