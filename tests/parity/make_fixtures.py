@@ -1,0 +1,337 @@
+"""Writes the fixtures: tiny models of the peers and what they say about an image, no weights.
+
+Run it where the peers are, from the root of the repository:
+
+    make .venv-bench/.installed
+    .venv-bench/bin/python -m tests.parity.make_fixtures
+
+SimpleViT and ViT of vit-pytorch are those of release 0.40.2, unmodified, which pip brings into a
+temporary folder: from 1.0.0 on two norms stand around the patch projection that no paper has. Its
+SimpleViT normalises after the average, not before as Beyer et al. do; timm's models show both.
+"""
+# ruff: noqa: E402
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.parity.weights import image, weight
+
+# torchvision wants its operators at import, and its compiled part does not load beside a CPU-only
+# torch. A ViT calls none of them, so that their names are enough.
+OPERATORS = torch.library.Library("torchvision", "DEF")
+for operator in ("nms", "qnms"):
+    OPERATORS.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+
+import transformers
+from safetensors.torch import load_file, save_file
+from timm.layers import LayerNorm, SwiGLUPacked
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2
+from torchvision.models import VisionTransformer as TorchvisionViT
+
+FOLDER = Path(__file__).parent / "fixtures"
+SEED = 0  # of the images
+OLD_VIT_PYTORCH = "0.40.2"
+
+Settings = dict[str, Any]
+Size = tuple[int, int]
+
+TINY: Settings = {  # in our words; heights and widths differ, so that none stands for the other
+    "image": (24, 30),
+    "patch": 6,
+    "channels": 3,
+    "classes": 7,
+    "width": 36,
+    "depth": 2,
+    "heads": 3,
+    "mlp_ratio": 2.5,
+}
+HIDDEN = 90  # width times mlp_ratio
+
+# Our settings, and what timm calls them.
+TIMM: dict[str, tuple[Settings, Settings]] = {
+    "cls": ({}, {}),
+    "grey": ({"channels": 1, "image": 18, "mlp_ratio": 4.0}, {}),
+    "no-positions": ({"positions": "none"}, {"pos_embed": "none"}),
+    "avg": (
+        {"pool": "avg", "norm_after_pool": True},
+        {"global_pool": "avg", "class_token": False},
+    ),
+    "avg-beside-cls": (  # MAE, fine-tuned: nobody reads its class token
+        {"pool": "avg", "norm_after_pool": True, "registers": 1},
+        {"global_pool": "avg"},
+    ),
+    "avg-of-normed": (
+        {"pool": "avg"},
+        {"global_pool": "avg", "class_token": False, "fc_norm": False},
+    ),
+    "avg-of-normed-beside-cls": (
+        {"pool": "avg", "registers": 1},
+        {"global_pool": "avg", "fc_norm": False},
+    ),
+    "map": ({"pool": "map"}, {"global_pool": "map", "class_token": False}),
+    "map-beside-cls": ({"pool": "map", "registers": 1}, {"global_pool": "map"}),
+    "map-tanh": (  # SigLIP
+        {"pool": "map", "mlp": "gelu_tanh"},
+        {"global_pool": "map", "class_token": False, "act_layer": "gelu_tanh"},
+    ),
+    "registers": (  # DINOv2
+        {"registers": 4, "layer_scale": 1e-5},
+        {"reg_tokens": 4, "no_embed_class": True, "init_values": 1e-5},
+    ),
+    "layer-scale": ({"layer_scale": 1e-6}, {"init_values": 1e-6}),
+    "qk-norm": ({"qk_norm": True}, {"qk_norm": True}),
+    "swiglu": (  # DINOv2 giant; timm counts both halves of the gate
+        {"mlp": "swiglu", "mlp_ratio": 2.5},
+        {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": 5.0},
+    ),
+    "gelu-tanh": ({"mlp": "gelu_tanh"}, {"act_layer": "gelu_tanh"}),
+    "pre-norm": (  # CLIP
+        {"pre_norm": True, "eps": 1e-5},
+        {"pre_norm": True, "norm_layer": partial(LayerNorm, eps=1e-5)},
+    ),
+    "headless": ({"head": "none"}, {"num_classes": 0}),
+}
+
+# DINOv3. Where the average is taken, timm's class token is one more token that nobody reads.
+DINO3: Settings = {"positions": "rotary", "registers": 4, "layer_scale": 1e-5, "eps": 1e-5}
+TIMM_DINO3: Settings = {
+    "global_pool": "token",
+    "rope_type": "dinov3",
+    "rope_temperature": 100,
+    "rope_rotate_half": True,
+    "use_rot_pos_emb": True,
+    "use_abs_pos_emb": False,
+    "num_reg_tokens": 4,
+    "use_fc_norm": False,
+    "init_values": 1e-5,
+    "norm_layer": partial(LayerNorm, eps=1e-5),
+    "dynamic_img_size": True,
+}
+ROTARY: dict[str, tuple[Settings, Settings, Size | None]] = {
+    "square": ({"image": 24}, {"qkv_bias": False}, None),
+    "wide": ({}, {}, None),
+    "tall": ({}, {}, (42, 12)),
+    "avg": ({"registers": 5, "pool": "avg"}, {"global_pool": "avg"}, None),
+    "qk-norm": ({"qk_norm": True}, {"qk_norm": True}, None),
+}
+
+# Blocks in each stage, as in timm's vit_small_r26_s32, vit_base_r50_s16 and vit_large_r50_s32.
+HYBRID: dict[str, tuple[Settings, tuple[int, ...]]] = {
+    "r26-32": ({"stem": "r26", "patch": 32, "image": (64, 96)}, (2, 2, 2, 2)),
+    "r50-16": ({"stem": "r50", "patch": 16, "image": (64, 48)}, (3, 4, 9)),
+    "r50-32": ({"stem": "r50", "patch": 32, "image": 64}, (3, 4, 6, 3)),
+}
+
+
+@dataclass(kw_only=True)
+class Case:
+    name: str  # of the fixture
+    peer: str  # the package and its version
+    ours: Settings  # of ViTConfig
+    model: nn.Module  # filled with our weights
+    shapes: dict[str, list[int]]  # of its parameters
+    size: Size | None = None  # of the image, where it is not the model's own
+    double: bool = True  # whether the peer computes all of it in the precision of its weights
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for old in FOLDER.glob("*.json"):
+        old.unlink()
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for case in cases(Path(folder)):
+            (FOLDER / f"{case.name}.json").write_text(text(fixture(case)))
+            print(case.name)
+
+
+def cases(folder: Path) -> Iterator[Case]:
+    yield from timm_cases()
+    yield from timm_rotary_cases()
+    yield from timm_hybrid_cases()
+    yield from hugging_face_cases(folder)
+    yield from torchvision_cases()
+    yield from vit_pytorch_cases(folder)
+
+
+def timm_cases() -> Iterator[Case]:
+    for name, (ours, theirs) in TIMM.items():
+        yield timm_case(name, ours, theirs)
+    distilled, deit = {"distilled": True}, VisionTransformerDistilled
+    yield timm_case("distilled", distilled, {}, deit)
+    other: Settings = {"dynamic_img_size": True}  # timm stretches positions in float32
+    yield timm_case("stretched-up", {}, other, size=(36, 54), double=False)
+    yield timm_case("stretched-down", {}, other, size=(18, 12), double=False)
+    yield timm_case("stretched-distilled", distilled, other, deit, size=(18, 42), double=False)
+
+
+def timm_rotary_cases() -> Iterator[Case]:
+    for name, (ours, theirs, size) in ROTARY.items():
+        ours, theirs = {**DINO3, **ours}, {**TIMM_DINO3, **theirs}
+        # timm computes the angles in float32
+        yield timm_case(f"rotary-{name}", ours, theirs, Eva, size=size, double=False)
+
+
+def timm_hybrid_cases() -> Iterator[Case]:
+    for name, (ours, layers) in HYBRID.items():
+        embed = partial(HybridEmbed, backbone=_resnetv2(layers))
+        yield timm_case(f"hybrid-{name}", ours, {"embed_layer": embed, "patch_size": 1})
+
+
+def timm_case(
+    name: str,
+    ours: Settings,
+    theirs: Settings,
+    build: Callable[..., nn.Module] = VisionTransformer,
+    size: Size | None = None,
+    double: bool = True,
+) -> Case:
+    ours = {**TINY, **ours}
+    settings = {
+        "img_size": ours["image"],
+        "patch_size": ours["patch"],
+        "in_chans": ours["channels"],
+        "num_classes": ours["classes"],
+        "embed_dim": ours["width"],
+        "depth": ours["depth"],
+        "num_heads": ours["heads"],
+        "mlp_ratio": ours["mlp_ratio"],
+        **theirs,
+    }
+    case = filled(f"timm-{name}", f"timm {version('timm')}", ours, build(**settings))
+    case.size, case.double = size, double
+    return case
+
+
+def torchvision_cases() -> Iterator[Case]:
+    for name, head, hidden in (("cls", "linear", None), ("mlp-head", "mlp", TINY["width"])):
+        ours = {**TINY, "image": 24, "head": head}
+        model = TorchvisionViT(
+            image_size=ours["image"],
+            patch_size=ours["patch"],
+            num_classes=ours["classes"],
+            hidden_dim=ours["width"],
+            num_layers=ours["depth"],
+            num_heads=ours["heads"],
+            mlp_dim=HIDDEN,
+            representation_size=hidden,
+        )
+        yield filled(f"torchvision-{name}", f"torchvision {version('torchvision')}", ours, model)
+
+
+def vit_pytorch_cases(folder: Path) -> Iterator[Case]:
+    wanted = ["--no-deps", "--target", str(folder), f"vit-pytorch=={OLD_VIT_PYTORCH}"]
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True)
+    sys.path.insert(0, str(folder))
+    from vit_pytorch import SimpleViT, ViT
+
+    simple = {"positions": "sincos", "pool": "avg", "norm_after_pool": True}
+    for name, build, changes in (("simple", SimpleViT, simple), ("cls", ViT, {})):
+        ours = {**TINY, "eps": 1e-5, **changes}
+        model = build(
+            image_size=ours["image"],
+            patch_size=ours["patch"],
+            num_classes=ours["classes"],
+            dim=ours["width"],
+            depth=ours["depth"],
+            heads=ours["heads"],
+            dim_head=ours["width"] // ours["heads"],
+            mlp_dim=HIDDEN,
+        )
+        yield filled(f"vit-pytorch-{name}", f"vit-pytorch {OLD_VIT_PYTORCH}", ours, model)
+
+
+def hugging_face_cases(folder: Path) -> Iterator[Case]:
+    common = {
+        "image_size": TINY["image"],
+        "patch_size": TINY["patch"],
+        "num_labels": TINY["classes"],
+        "hidden_size": TINY["width"],
+        "num_hidden_layers": TINY["depth"],
+        "num_attention_heads": TINY["heads"],
+    }
+    vit = transformers.ViTConfig(**common, intermediate_size=HIDDEN)
+    ours = {**TINY, "eps": 1e-12}
+    yield from_file("cls", ours, transformers.ViTForImageClassification(vit), folder)
+    # its pooler is the hidden layer of our MLP head
+    pooler = {**ours, "head": "mlp", "classes": TINY["width"]}
+    yield from_file("pooler", pooler, transformers.ViTModel(vit), folder)
+    square = {**common, "image_size": 24, "mlp_ratio": 4}  # it takes other grids for stretched ones
+    dino2 = transformers.Dinov2Config(**square, use_swiglu_ffn=True)
+    swiglu = {"mlp": "swiglu", "mlp_ratio": 96 / 36, "layer_scale": 1.0, "head": "none"}
+    ours = {**TINY, "image": 24, **swiglu}
+    yield from_file("dinov2-swiglu", ours, transformers.Dinov2Model(dino2), folder)
+
+
+def from_file(name: str, ours: Settings, model: transformers.PreTrainedModel, folder: Path) -> Case:
+    """Names are those on disk, which are not those in memory."""
+    folder = folder / name
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    shapes = {name: list(tensor.shape) for name, tensor in load_file(file).items()}
+    save_file(tensors(shapes), file, metadata={"format": "pt"})
+    peer = f"transformers {version('transformers')}"
+    model = type(model).from_pretrained(folder)
+    return Case(name=f"transformers-{name}", peer=peer, ours=ours, model=model, shapes=shapes)
+
+
+def filled(name: str, peer: str, ours: Settings, model: nn.Module) -> Case:
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    model.load_state_dict(tensors(shapes))
+    return Case(name=name, peer=peer, ours=ours, model=model, shapes=shapes)
+
+
+def tensors(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(weight(name, shape)) for name, shape in shapes.items()}
+
+
+def fixture(case: Case) -> dict[str, Any]:
+    size = case.size or case.ours["image"]
+    shape = [2, case.ours["channels"], *((size, size) if isinstance(size, int) else size)]
+    x = torch.from_numpy(image(SEED, shape))
+    outputs = {"float32": answer(case.model, x, torch.float32)}
+    if case.double:
+        outputs["float64"] = answer(case.model, x, torch.float64)
+    return {
+        "peer": case.peer,
+        "config": case.ours,
+        "image": {"seed": SEED, "shape": shape},
+        "shapes": case.shapes,
+        "outputs": outputs,
+    }
+
+
+@torch.no_grad()
+def answer(model: nn.Module, x: Tensor, dtype: torch.dtype) -> list[list[float]]:
+    torch.set_default_dtype(dtype)  # in which vit-pytorch computes its waves
+    output = model.eval().to(dtype)(x.to(dtype))
+    torch.set_default_dtype(torch.float32)
+    if not isinstance(output, Tensor):
+        output = output.logits if "logits" in output else output.pooler_output
+    logits: list[list[float]] = output.tolist()
+    return logits
+
+
+def text(fixture: dict[str, Any]) -> str:
+    """JSON with every list of numbers on one line."""
+    spread = json.dumps(fixture, indent=1)
+    return re.sub(r"\[[^\[\]{}]*\]", lambda found: json.dumps(json.loads(found[0])), spread) + "\n"
+
+
+if __name__ == "__main__":
+    main()
