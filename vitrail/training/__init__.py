@@ -1,0 +1,1 @@
+"""Any module and any batches in, steps out; knows nothing else."""
