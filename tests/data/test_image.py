@@ -16,8 +16,6 @@ from vitrail.data import image as module
 from vitrail.data.image import facts, kind_of, load_image
 from vitrail.errors import UserError
 
-PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "imagenet-val-300"
-
 
 def picture(height: int = 24, width: int = 40, channels: int = 3) -> np.ndarray:
     """Smooth colours with an edge, so that JPEG has something to do and every side differs."""
@@ -452,9 +450,8 @@ def test_simplejpeg_is_used_where_it_is_there(monkeypatch):
     assert used
 
 
-@pytest.mark.skipif(not PHOTOS.is_dir(), reason="needs ../shared/data/imagenet-val-300")
-def test_simplejpeg_gives_the_pixels_of_pillow_on_photos(monkeypatch):
-    for path in sorted(PHOTOS.glob("*.jpg"))[:20]:
+def test_simplejpeg_gives_the_pixels_of_pillow_on_photos(shared, monkeypatch):
+    for path in sorted((shared / "data" / "imagenet-val-300").glob("*.jpg"))[:20]:
         fast, slow = with_and_without_simplejpeg(path.read_bytes(), monkeypatch)
         assert fast == slow
 

@@ -1,7 +1,9 @@
 """The command `vitrail`: finds the verb, and tells mistakes in one line."""
 
+import logging
 import signal
 import sys
+import time
 from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
@@ -10,16 +12,17 @@ from typing import Any
 import vitrail
 from vitrail.errors import UserError
 
-VERBS = (
-    "demo",
-    "models",
-)  # in the order of `--help`; each is `vitrail.cli.<verb>` with a function of its name
+STARTED = time.monotonic()  # `--minutes` count from here
+
+# In the order of `--help`; each is a function of that name in `vitrail.cli.<verb>`.
+VERBS = ("demo", "train", "resume", "evaluate", "predict", "models", "datasets")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """What the shell calls; ends the process with the exit code DESIGN promises."""
+    """What the shell calls; ends the process with the exit code that was promised."""
     arguments = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, terminated)
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
         run(arguments)
     except UserError as error:
@@ -38,15 +41,12 @@ def run(arguments: list[str]) -> None:
     if arguments[:1] == ["--version"]:
         print(f"vitrail {vitrail.__version__}")
         return
-    wanted = [
-        verb for verb in VERBS if verb in arguments[:1]
-    ] or VERBS  # one verb's imports, not all
+    wanted = [verb for verb in VERBS if verb in arguments[:1]] or VERBS  # one verb's imports only
     tyro.extras.subcommand_cli_from_dict(
         {verb: verb_function(verb) for verb in wanted},
         prog="vitrail",
         description=vitrail.__doc__,
         args=arguments or ["--help"],
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
 
 

@@ -207,12 +207,12 @@ def idx(folder: Path, name: str, dims: int) -> Pixels:
 
 
 def cifar(name: str, place: Path) -> list[Part]:
-    read = archived(place, name) if place.is_file() else lambda file: (place / file).read_bytes()
     names, labels = wanted_files(name), 1 if name == "cifar10" else 2
     try:
+        read = archived(place, name) if place.is_file() else lambda n: (place / n).read_bytes()
         train = [records(read(file), labels, place / file) for file in names[:-1]]
         test = records(read(names[-1]), labels, place / names[-1])
-    except (OSError, KeyError, tarfile.TarError, EOFError, zlib.error) as error:
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {place}: {error}") from error
     pixels, numbers = zip(*train, strict=True)
     return [(np.concatenate(pixels), np.concatenate(numbers)), test]
@@ -228,6 +228,8 @@ def archived(archive: Path, name: str) -> Callable[[str], bytes]:
                 file = tar.extractfile(member)
                 assert file is not None
                 contents[short] = file.read()
+    if missing := [file for file in wanted_files(name) if file not in contents]:
+        raise UserError(f"{archive} holds no {folder}/{missing[0]}")
     return contents.__getitem__
 
 
@@ -238,7 +240,7 @@ def records(content: bytes, labels: int, path: Path) -> Part:
         raise UserError(f"{path} is truncated; wanted rows of {width} bytes")
     rows = np.frombuffer(content, np.uint8).reshape(-1, width)
     planes = rows[:, labels:].reshape(-1, 3, 32, 32)
-    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), rows[:, labels - 1]
+    return np.stack([planes[:, colour] for colour in range(3)], axis=3), rows[:, labels - 1]
 
 
 def photos(

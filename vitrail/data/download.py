@@ -77,6 +77,8 @@ def complete(
 ) -> None:
     """Fills `part` until it has all bytes and the right checksum."""
     part.touch()
+    if part.stat().st_size > download.size:
+        part.write_bytes(b"")
     for begun in (part.stat().st_size > 0, False):
         fill(download, part, progress, schemes, pause)
         with open(part, "rb") as file:
@@ -136,6 +138,7 @@ def chunks(download: Download, have: int, schemes: tuple[str, ...]) -> Iterator[
                 yield start, chunk
                 start += len(chunk)
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code < 500 and error.code not in (408, 429):
             raise UserError(f"{download.url} answers {error.code} {error.reason}") from error
         raise Cut(f"{error.code} {error.reason}") from error
@@ -162,7 +165,11 @@ class SafeRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        check_scheme(newurl, self.schemes)
+        try:
+            check_scheme(newurl, self.schemes)
+        except UserError:
+            fp.close()
+            raise
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -24,11 +24,16 @@ class Names(Sequence[str]):
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         self.starts = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
 
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """The block, for saving beside `starts`."""
+        return np.frombuffer(self.block, np.uint8)
+
     @classmethod
-    def unpack(cls, block: NDArray[np.uint8], starts: NDArray[np.int64]) -> "Names":
-        """The names whose `block` and `starts` were saved as arrays."""
+    def unpack(cls, array: NDArray[np.uint8], starts: NDArray[np.int64]) -> "Names":
+        """The names whose `array` and `starts` were saved."""
         names = cls(())
-        names.block, names.starts = block.tobytes(), starts
+        names.block, names.starts = array.tobytes(), starts
         return names
 
     def __len__(self) -> int:

@@ -4,13 +4,9 @@
 that the numbers in `.cls` stand for. Members that are no plain files do not exist here.
 """
 
-import hashlib
-import io
-import logging
 import os
 import re
 import tarfile
-import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +15,16 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail import files
 from vitrail.data.folder import hidden, walk
 from vitrail.data.image import MAX_BYTES, SUFFIXES, check_bytes
 from vitrail.data.names import Names, match, tidy, unique
-from vitrail.data.places import cache_folder
+from vitrail.data.notes import keep, recall
 from vitrail.data.progress import bar
 from vitrail.data.source import Item
 from vitrail.data.split import SPLITS, settle
 from vitrail.errors import UserError
 
 LABEL_BYTES = 1000  # no `.cls` is longer
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,43 +163,21 @@ def splits_of(shards: list[str]) -> list[str]:
 
 
 def index_of(shard: Path) -> Index:
-    """What a shard holds: from the cache while the shard keeps its size and date."""
+    """What a shard holds: as kept before, while the shard keeps its size and date."""
     status = shard.stat()
     stamp = np.array([status.st_size, status.st_mtime_ns], np.int64)
-    name = hashlib.sha256(os.fsencode(os.path.realpath(shard))).hexdigest()[:32]
-    cached = cache_folder() / "shards" / f"{name}.npz"
-    try:
-        with np.load(cached, allow_pickle=False) as saved:
-            if np.array_equal(saved["stamp"], stamp):
-                return Index(
-                    Names.unpack(saved["keys"], saved["key_starts"]),
-                    Names.unpack(saved["labels"], saved["label_starts"]),
-                    saved["offsets"],
-                    saved["sizes"],
-                )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # no cache, or a damaged one: it is made again
+    saved = recall("shards", shard)
+    if saved and np.array_equal(saved["stamp"], stamp):
+        keys = Names.unpack(saved["keys"], saved["key_starts"])
+        labels = Names.unpack(saved["labels"], saved["label_starts"])
+        return Index(keys, labels, saved["offsets"], saved["sizes"])
     index = read_index(shard)
-    save_index(cached, index, stamp)
+    arrays: dict[str, np.ndarray] = {"stamp": stamp}
+    arrays |= {"offsets": index.offsets, "sizes": index.sizes}
+    arrays |= {"keys": index.keys.array, "key_starts": index.keys.starts}
+    arrays |= {"labels": index.labels.array, "label_starts": index.labels.starts}
+    keep("shards", shard, arrays)
     return index
-
-
-def save_index(path: Path, index: Index, stamp: NDArray[np.int64]) -> None:
-    stream = io.BytesIO()
-    np.savez(
-        stream,
-        stamp=stamp,
-        keys=np.frombuffer(index.keys.block, np.uint8),
-        key_starts=index.keys.starts,
-        labels=np.frombuffer(index.labels.block, np.uint8),
-        label_starts=index.labels.starts,
-        offsets=index.offsets,
-        sizes=index.sizes,
-    )
-    try:
-        files.write(path, stream.getvalue())
-    except UserError as error:
-        log.warning("the next opening will index the shards again: %s", error)
 
 
 def read_index(shard: Path) -> Index:

@@ -1,22 +1,17 @@
 """Which images train, validate and test: given, or decided by each image's own bytes."""
 
 import hashlib
-import io
-import logging
 import os
-import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail import files
 from vitrail.data.names import Names
-from vitrail.data.places import cache_folder
+from vitrail.data.notes import keep, recall
 from vitrail.data.progress import bar
 from vitrail.data.source import Source
 from vitrail.errors import UserError
@@ -35,7 +30,6 @@ CHUNK = 64  # items that one thread hashes at a time
 THREADS = 4  # more than cores: they wait for the disk most of the time
 
 AnySource = TypeVar("AnySource", bound=Any)  # a dataclass that is a Source
-log = logging.getLogger(__name__)
 
 
 def settle(source: AnySource, *, split: bool, progress: bool) -> AnySource:
@@ -187,19 +181,15 @@ def remembered(
     source: Source, which: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
     """Which digests an earlier opening has left, and all rows, zero where there is none."""
-    known, rows = np.zeros(len(which), bool), np.zeros((len(which), 16), np.uint8)
-    if source.path is None:
-        return known, rows
-    try:
-        with np.load(cache_file(source), allow_pickle=False) as saved:
-            names = Names.unpack(saved["block"], saved["starts"])
-            sizes, dates, old = saved["sizes"], saved["dates"], saved["digests"]
-        found = which if names == source.ids else places(source, which, names)
-        same = (sizes[found] == source.sizes[which]) & (dates[found] == source.dates[which])
-        known = (found >= 0) & same
-        rows[known] = old[found[known]]
-    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
-        return np.zeros(len(which), bool), rows  # no cache, or a damaged one: it is made again
+    rows = np.zeros((len(which), 16), np.uint8)
+    saved = recall("digests", source.path) if source.path is not None else {}
+    if not saved:
+        return np.zeros(len(which), bool), rows
+    names = Names.unpack(saved["names"], saved["starts"])
+    found = which if names == source.ids else places(source, which, names)
+    same = saved["sizes"][found] == source.sizes[which]
+    known = (found >= 0) & same & (saved["dates"][found] == source.dates[which])
+    rows[known] = saved["digests"][found[known]]
     return known, rows
 
 
@@ -213,21 +203,6 @@ def remember(source: Source, which: NDArray[np.int64], rows: NDArray[np.uint8]) 
     if source.path is None:
         return
     names = Names(source.ids[int(number)] for number in which)
-    stream = io.BytesIO()
-    np.savez(
-        stream,
-        block=np.frombuffer(names.block, np.uint8),
-        starts=names.starts,
-        sizes=source.sizes[which],
-        dates=source.dates[which],
-        digests=rows,
-    )
-    try:
-        files.write(cache_file(source), stream.getvalue())
-    except UserError as error:
-        log.warning("the next opening will read all images again: %s", error)
-
-
-def cache_file(source: Source) -> Path:
-    name = hashlib.sha256(os.fsencode(os.path.realpath(str(source.path)))).hexdigest()[:32]
-    return cache_folder() / "digests" / f"{name}.npz"
+    arrays = {"names": names.array, "starts": names.starts, "digests": rows}
+    arrays |= {"sizes": source.sizes[which], "dates": source.dates[which]}
+    keep("digests", source.path, arrays)
