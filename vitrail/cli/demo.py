@@ -1,51 +1,57 @@
-"""`vitrail demo`: one photograph on its way through the model."""
+"""`vitrail demo`: a ViT trained on handwritten digits in about a minute, without network."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from vitrail.cli.train import tell
+
+SHADES = " .:-=+*#%@"
 
 
-def demo() -> None:
-    """Send one photograph through a Ti/16 and say what becomes of it at every step.
+def demo(
+    *,
+    minutes: float = 1.0,
+    seed: int = 0,
+    out: Path | None = None,
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """Train on handwritten digits and look at what was learned.
 
-    The weights are random, so the answer is a guess; the way there is the real one.
+    Args:
+        minutes: time until the results are there
+        seed: of weights, order and augmentation
+        out: run folder, by default runs/digits-1, -2, ...
+        json: print the final numbers as one JSON document
     """
-    import matplotlib.cbook
-    import torch
-    from PIL import Image
-    from rich.console import Console
-    from rich.table import Table
+    from vitrail.cli.main import STARTED
+    from vitrail.run import run
 
-    from vitrail.model.vit import ViT
-    from vitrail.zoo.presets import preset
+    done = run.train("digits", out=out, minutes=minutes, seed=seed, began=STARTED)
+    tell(done.metrics, json)
+    if not json:
+        draw(done.folder)
 
-    with matplotlib.cbook.get_sample_data("grace_hopper.jpg") as file:
-        photo = Image.open(file).convert("RGB").crop((0, 0, 512, 512)).resize((224, 224))
-    pixels = torch.frombuffer(bytearray(photo.tobytes()), dtype=torch.uint8)
-    x = pixels.reshape(1, 224, 224, 3).permute(0, 3, 1, 2) / 127.5 - 1
 
-    torch.manual_seed(0)
-    model = ViT(preset("Ti/16")).eval()
-    with torch.inference_mode():
-        patches = model.patch_embed(x)
-        tokens, _ = model.embed(x)
-        attention = model.blocks[0].attn.weights(model.blocks[0].norm1(tokens), rows=[0])
-        encoded = model.encode(x)
-        logits = model(x)
+def draw(folder: Path) -> None:
+    """A few test digits, and what the model calls them."""
+    from vitrail.data.source import indices, open_data
+    from vitrail.run.classifier import load
 
-    table = Table("what", "shape", "meaning", box=None, header_style="bold")
-    table.add_row(
-        "pixels", str(list(x.shape)), "a photograph, as numbers from -1 to 1"
-    )
-    table.add_row(
-        "patches",
-        str(list(patches.shape)),
-        "14 x 14 patches, each multiplied by one matrix",
-    )
-    table.add_row("tokens", str(list(tokens.shape)), "[CLS] in front, positions added: equation 1")
-    table.add_row(
-        "attention", str(list(attention.shape)), "whom [CLS] listens to, in each of 3 heads"
-    )
-    table.add_row("encoded", str(list(encoded.shape)), "after 12 blocks: equations 2 and 3")
-    table.add_row("logits", str(list(logits.shape)), "the head reads [CLS]: equation 4")
-    console = Console()
-    console.print(table)
-    highest = logits.softmax(dim=-1).max()
-    console.print(f"probability of each class: {highest:.4f}, for nothing is learned yet")
-    console.print("the way explained: book/how-it-works.md; every architecture: vitrail models")
+    source, classifier = open_data("digits"), load(folder)
+    some = [source[index] for index in indices(source, "test")[:6].tolist()]
+    found = classifier.predict([item.content for item in some])
+    rows = [picture(item.content) for item in some]
+    for lines in zip(*rows, strict=True):
+        print("   ".join(lines))
+    told = [f"{one.label} ({one.probability:.0%})" for one in found]
+    print("   ".join(f"{words:<16}" for words in told))
+    truth = [f"is a {classifier.classes[item.label]}" for item in some]
+    print("   ".join(f"{words:<16}" for words in truth))
+
+
+def picture(pixels: Any) -> list[str]:
+    """An 8 x 8 digit in characters, two for each pixel."""
+    levels = pixels[:, :, 0].astype(int) * (len(SHADES) - 1) // 255
+    return ["".join(2 * SHADES[level] for level in row) for row in levels]

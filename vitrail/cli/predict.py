@@ -1,0 +1,118 @@
+"""`vitrail predict`: what a model sees in images."""
+
+import json as as_json
+import sys
+from collections.abc import Iterator
+from csv import writer
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from vitrail.errors import UserError
+
+Result = tuple[Any, Any]  # path; a `Prediction`, or the error in its place
+
+
+def predict(
+    model: Annotated[str, tyro.conf.Positional],
+    images: Annotated[tuple[str, ...], tyro.conf.Positional],
+    *,
+    top: int | None = None,
+    device: str = "auto",
+    preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    csv: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """Name what is in images.
+
+    Args:
+        model: run folder, model file, or any weights that can be read
+        images: files, folders (with all images below them), or - for paths on stdin, one a line
+        top: how many of the most likely classes to tell, by default 1, in JSON 5
+        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
+        preprocess: mean and deviation that foreign weights expect, if their file does not say
+        json: print one JSON line for each image
+        csv: print a table of path, label, probability, error
+    """
+    if top is not None and top < 1:
+        raise UserError(f"top is {top}; give a whole number of at least 1")
+    if json and csv:
+        raise UserError("json and csv are two forms of the same; give one of them")
+    from vitrail.run.classifier import load
+
+    classifier = load(model, device=device, preprocess=preprocess)
+    print_as = as_lines if json else as_csv if csv else as_table
+    if not print_as(watched(classifier.each(paths(images), top or (5 if json else 1)), images)):
+        sys.exit(1)
+
+
+def paths(given: tuple[str, ...]) -> Iterator[str]:
+    """All images, with those of folders in order."""
+    from vitrail.data.image import SUFFIXES
+
+    if not given:
+        raise UserError("no images were given; give files or folders, or - for paths on stdin")
+    for name in given:
+        if name == "-":
+            yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
+        elif Path(name).is_dir():
+            below = Path(name).rglob("*")
+            found = sorted(p for p in below if p.suffix.lower() in SUFFIXES and p.is_file())
+            if not found:
+                raise UserError(f"there is no image in {name}; give files or other folders")
+            yield from map(str, found)
+        else:
+            yield name
+
+
+def watched(results: Iterator[Result], images: tuple[str, ...]) -> Iterator[Result]:
+    """A bar on a terminal while there is more than one image."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    console = Console(stderr=True)
+    many = len(images) > 1 or images == ("-",) or Path(images[0]).is_dir()
+    columns = (SpinnerColumn(), TextColumn("{task.completed} images"))
+    watching = console.is_terminal and many
+    with Progress(*columns, console=console, transient=True, disable=not watching) as bar:
+        task = bar.add_task("", total=None)
+        for result in results:
+            bar.advance(task)
+            yield result
+
+
+def as_lines(results: Iterator[Result]) -> bool:
+    """One JSON line for each image; whether all could be read."""
+    fine = True
+    for path, found in results:
+        fine &= not isinstance(found, UserError)
+        told = {"error": str(found)} if isinstance(found, UserError) else asdict(found)
+        print(as_json.dumps({"path": path, **told}), flush=True)
+    return fine
+
+
+def as_csv(results: Iterator[Result]) -> bool:
+    table = writer(sys.stdout, lineterminator="\n")
+    table.writerow(["path", "label", "probability", "error"])
+    fine = True
+    for path, found in results:
+        if isinstance(found, UserError):
+            fine = False
+            table.writerow([path, "", "", str(found)])
+        else:
+            table.writerow([path, found.label, f"{found.probability:.6f}", ""])
+    return fine
+
+
+def as_table(results: Iterator[Result]) -> bool:
+    fine = True
+    for path, found in results:
+        if isinstance(found, UserError):
+            fine = False
+            print(f"error: {path}: {found}", file=sys.stderr)
+        else:
+            guesses = "  ".join(f"{guess.label} {guess.probability:.1%}" for guess in found.top)
+            print(f"{path}  {guesses}", flush=True)
+    return fine

@@ -1,0 +1,1 @@
+"""One recipe from start to results: the only place where all parts meet."""

@@ -1,0 +1,119 @@
+"""From a recipe to the things that run it: device, loader, model and optimizer."""
+
+import math
+
+import torch
+from torch import nn
+
+from vitrail.data.loader import Loader
+from vitrail.data.source import Source
+from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
+from vitrail.model.vit import ViT
+from vitrail.run.auto import Facts
+from vitrail.run.recipe import Recipe
+from vitrail.training.state import Learner
+from vitrail.zoo import load as zoo
+
+FEWEST = 9  # patches below which attention has nothing to look at
+TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
+
+
+def check_sense(recipe: Recipe, facts: Facts) -> None:
+    """Refuses what cannot work, and says what would."""
+    vit = recipe.vit
+    if vit.patches < FEWEST:
+        better = max(1, min(vit.size) // 8)
+        raise UserError(
+            f"patches of {vit.patch} pixels leave {vit.patches} of an image of "
+            f"{vit.size[0]} x {vit.size[1]}, too few to learn from; take --vit.patch {better}"
+        )
+    if vit.classes != facts.classes:
+        raise UserError(
+            f"the model has {vit.classes} classes, the data {facts.classes}; leave vit.classes out"
+        )
+    if recipe.view.channels != vit.channels:
+        raise UserError(
+            f"the model wants {vit.channels} channels and gets {recipe.view.channels}; "
+            f"set vit.channels and view.channels alike"
+        )
+    if recipe.train.batch > facts.images:
+        raise UserError(
+            f"{facts.images} training images fill no batch of {recipe.train.batch}; "
+            f"take --train.batch {2 ** int(math.log2(facts.images))} or less"
+        )
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {name} cannot be used: {reason}; try --device cpu") from error
+    return device
+
+
+def make_loader(recipe: Recipe, source: Source, place: torch.device) -> Loader:
+    return Loader(
+        source,
+        recipe.view,
+        recipe.data,
+        batch=recipe.train.batch,
+        seed=recipe.train.seed,
+        device=place,
+    )
+
+
+def make_learner(recipe: Recipe, place: torch.device) -> Learner:
+    """A model with its first weights, a function of the seed, and all that trains it."""
+    torch.manual_seed(recipe.train.seed)
+    model = ViT(recipe.vit)
+    if recipe.weights:
+        begin_from(recipe.weights, model)
+    model.to(place)
+    names = dict(model.named_parameters())
+    return Learner(
+        model,
+        recipe.train,
+        layer=lambda name: layer_of(name, recipe.vit.depth),
+        undecayed=[name for name in TOKENS if name in names],
+        matrices={name: count for name in names if (count := stacked(name, recipe.vit))},
+    )
+
+
+def begin_from(weights: str, model: ViT) -> None:
+    """Everything but the head, which begins anew: the classes are others."""
+    config = model.config
+    fit = {"image": config.image, "classes": config.classes, "channels": config.channels}
+    loaded = zoo.load(weights, vit=fit)
+    model.load_state_dict(loaded.model.state_dict())
+    for head in (model.head, model.head_dist):
+        if isinstance(head, nn.Linear):
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
+
+
+def layer_of(name: str, depth: int) -> int:
+    """0 for what turns pixels into tokens, then the blocks, then the head."""
+    if name.startswith("blocks."):
+        return 1 + int(name.split(".")[1])
+    early = ("patch_embed", "cls_token", "dist_token", "reg_token", "pos_embed", "norm_pre")
+    return 0 if name.startswith(early) else depth + 1
+
+
+def stacked(name: str, config: ViTConfig) -> int:
+    """How many matrices lie in this parameter that Muon should turn; 0 if it should not."""
+    if not (name.startswith(("blocks.", "attn_pool.")) and name.endswith(".weight")):
+        return 0
+    kinds = {
+        "qkv": 3,
+        "kv": 2,
+        "q": 1,
+        "proj": 1,
+        "fc1": 2 if config.mlp == "swiglu" else 1,
+        "fc2": 1,
+    }
+    return kinds.get(name.split(".")[-2], 0)

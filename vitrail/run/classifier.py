@@ -1,0 +1,149 @@
+"""A model with its classes and preprocessing: what `vitrail.load` returns."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.config import Preprocess
+from vitrail.data.image import load_image
+from vitrail.data.preprocess import preprocess
+from vitrail.errors import UserError
+from vitrail.model.vit import ViT
+from vitrail.run.build import pick_device
+from vitrail.training.state import computed_in
+from vitrail.zoo import load as zoo
+
+Picture = str | Path | bytes | np.ndarray | Image.Image  # whatever `load_image` takes
+
+BATCH = 32  # images in memory at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guess:
+    label: str
+    index: int
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    label: str
+    index: int
+    probability: float  # plain softmax
+    top: tuple[Guess, ...]  # the most likely classes, this one first
+
+
+class Classifier:
+    """Predicts paths, bytes, PIL images and arrays, one or many."""
+
+    def __init__(
+        self,
+        model: ViT,
+        classes: Sequence[str],
+        view: Preprocess,
+        facts: dict[str, Any] | None = None,
+        device: str | torch.device = "cpu",
+    ):
+        if model.config.head == "none":
+            raise UserError("this model has no head, so it predicts no classes; fine-tune it first")
+        if len(classes) != model.config.classes:
+            count = model.config.classes
+            raise UserError(f"{len(classes)} names for {count} classes; give one for each")
+        self.device = torch.device(device)
+        self.model = model.eval().to(self.device)
+        self.classes, self.view, self.facts = tuple(classes), view, facts or {}
+
+    @property
+    def temperature(self) -> float | None:
+        """What logits are divided by for calibrated probabilities; None if it was not fitted."""
+        return self.facts.get("temperature")
+
+    def predict(self, images: Picture | Iterable[Picture], top: int = 5) -> Any:
+        """A `Prediction`, or a list of them for many images."""
+        found = [self.prediction(row, top) for row in self.probabilities(many(images))]
+        return found[0] if single(images) else found
+
+    def prediction(self, probabilities: np.ndarray, top: int = 5) -> Prediction:
+        order = np.argsort(-probabilities, kind="stable")[: max(1, top)].tolist()
+        sure = probabilities.tolist()
+        guesses = tuple(Guess(label=self.classes[i], index=i, probability=sure[i]) for i in order)
+        best = guesses[0]
+        return Prediction(
+            label=best.label, index=best.index, probability=best.probability, top=guesses
+        )
+
+    def probabilities(self, images: Picture | Iterable[Picture]) -> np.ndarray:
+        """One row for each image, one column for each class."""
+        rows = [self.logits(x).softmax(dim=1).numpy() for x in self.batches(many(images))]
+        return np.concatenate(rows) if rows else np.empty((0, len(self.classes)), np.float32)
+
+    def features(self, images: Picture | Iterable[Picture]) -> np.ndarray:
+        """What the head reads: one vector for each image."""
+        rows = []
+        for x in self.batches(many(images)):
+            with torch.inference_mode(), self.autocast():
+                rows.append(self.model.pool(self.model.encode(x.to(self.device))).float().cpu())
+        return torch.cat([torch.empty(0, self.model.config.width), *rows]).numpy()
+
+    def each(
+        self, images: Iterable[Picture], top: int = 5
+    ) -> Iterator[tuple[Picture, Prediction | UserError]]:
+        """One result after the other, whatever cannot be read among them; a few in memory."""
+        pictures = iter(images)
+        while part := list(islice(pictures, BATCH)):
+            read = [self.attempt(picture) for picture in part]
+            good = [x for x in read if isinstance(x, Tensor)]
+            rows = iter(self.logits(torch.stack(good)).softmax(dim=1).numpy() if good else [])
+            for picture, x in zip(part, read, strict=True):
+                yield picture, x if isinstance(x, UserError) else self.prediction(next(rows), top)
+
+    def attempt(self, picture: Picture) -> Tensor | UserError:
+        try:
+            return self.tensor(picture)
+        except UserError as error:
+            return error
+
+    def logits(self, x: Tensor) -> Tensor:
+        with torch.inference_mode(), self.autocast():
+            out: Tensor = self.model(x.to(self.device))
+        return out.float().cpu()
+
+    def autocast(self) -> torch.autocast:
+        dtype = computed_in("auto", self.device)
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+    def batches(self, images: Iterable[Picture]) -> Iterator[Tensor]:
+        """Preprocessed images, never more than a few at once."""
+        pictures = iter(images)
+        while part := list(islice(pictures, BATCH)):
+            yield torch.stack([self.tensor(picture) for picture in part])
+
+    def tensor(self, picture: Picture) -> Tensor:
+        return preprocess(self.view, load_image(picture, self.view.channels))
+
+
+def single(images: Picture | Iterable[Picture]) -> bool:
+    return isinstance(images, str | Path | bytes | np.ndarray | Image.Image)
+
+
+def many(images: Any) -> Iterable[Picture]:
+    return [images] if single(images) else images
+
+
+def load(path: str | Path, *, device: str = "cpu", **hints: Any) -> Classifier:
+    """The classifier in a run folder, a model file, or any weights that `zoo` reads."""
+    loaded = zoo.load(path, **hints)
+    config = loaded.model.config
+    if loaded.view is None:
+        raise UserError(
+            f"{path} does not say how its images were normalised; say --preprocess half or imagenet"
+        )
+    classes = loaded.classes or tuple(str(number) for number in range(config.classes))
+    return Classifier(loaded.model, classes, loaded.view, loaded.facts, pick_device(device))

@@ -1,0 +1,192 @@
+"""What happens between steps: the journal, saved states, validation, signals, early stopping."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.data.loader import Loader
+from vitrail.data.source import Split, indices
+from vitrail.evaluation.loop import logits
+from vitrail.evaluation.metrics import accuracy, log_loss
+from vitrail.run.journal import Journal
+from vitrail.run.live import Live
+from vitrail.run.recipe import Recipe
+from vitrail.training import loop, state
+from vitrail.training.state import Learner
+
+FRESH: dict[str, Any] = {  # what a run knows of itself, beside its tensors
+    "step": 0,  # steps done
+    "seconds": 0.0,  # spent on them
+    "epoch_loss": 0.0,  # sum over the steps of this epoch
+    "epoch_steps": 0,
+    "best": None,  # validation accuracy, loss, epoch and step of the kept weights
+}
+
+
+class Stopped(BaseException):
+    """A signal asked the run to stop; it was saved."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
+class Driver:
+    """Drives one training from where `facts` says it stands to its last step.
+
+    `keep` is called whenever the learner's weights are the best so far.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        loader: Loader,
+        learner: Learner,
+        facts: dict[str, Any],
+        live: Live,
+        keep: Callable[[dict[str, Any]], None],
+        tensorboard: bool = False,
+    ):
+        self.folder, self.recipe, self.loader, self.learner = folder, recipe, loader, learner
+        self.facts, self.live, self.keep = facts, live, keep
+        self.journal = Journal(folder / "journal.jsonl", facts["step"], tensorboard)
+        self.logged, self.before = facts["step"], facts["seconds"]
+        self.since = self.started = self.saved = time.monotonic()
+
+    def drive(self) -> None:
+        """Goes on until all steps are done, patience ends, or a signal comes."""
+        settings = self.recipe.train
+        with stopping() as stop:
+            try:
+                for step in self.steps():
+                    self.note(step)
+                    if step.number % self.loader.steps == 0 or step.number == settings.steps:
+                        self.end_epoch(step.number)
+                    if stop or time.monotonic() - self.saved >= settings.save_every:
+                        self.save()
+                    if stop:
+                        raise Stopped(stop[0])
+                    if self.patience_is_over(step.number):
+                        self.live.say(f"no better for {settings.patience} epochs: stopping early")
+                        break
+            except loop.Diverged:
+                self.save()  # the weights are still those before the step
+                raise
+            self.save()
+        self.journal.close()
+
+    def steps(self) -> Iterator[loop.Step]:
+        settings, done = self.recipe.train, self.facts["step"]
+        batches = ((batch.images, batch.targets) for batch in self.loader.training(done))
+        return loop.train(
+            self.learner,
+            batches,
+            settings,
+            settings.steps,
+            start=done,
+            patches=self.recipe.vit.patches,
+            class_weights=self.class_weights(),
+        )
+
+    def class_weights(self) -> Tensor | None:
+        if not self.recipe.train.class_weights:
+            return None
+        source = self.loader.source
+        labels = torch.from_numpy(source.labels[indices(source, "train")])
+        return loop.balance(torch.bincount(labels, minlength=len(source.classes)))
+
+    def note(self, step: loop.Step) -> None:
+        """One step into the books."""
+        facts, settings = self.facts, self.recipe.train
+        facts["step"] = step.number
+        facts["epoch_loss"] += step.loss
+        facts["epoch_steps"] += 1
+        if step.number == 1 and (hint := loop.first_loss_hint(step.loss, self.recipe.vit.classes)):
+            self.live.say(hint)
+        if step.number % settings.log_every and step.number not in (1, settings.steps):
+            return
+        now, epoch = time.monotonic(), self.epoch(step.number)
+        rate = settings.batch * (step.number - self.logged) / max(now - self.since, 1e-9)
+        self.since, self.logged = now, step.number
+        line = {"kind": "step", "step": step.number, "epoch": epoch, "loss": step.loss}
+        self.journal.write(line | {"lr": step.lr, "images_per_s": round(rate, 1)})
+        self.live.step(step.number, epoch, step.loss, rate)
+
+    def epoch(self, step: int) -> int:
+        return -(-step // self.loader.steps)
+
+    def end_epoch(self, step: int) -> None:
+        """Looks at the validation images, keeps the weights if they are the best so far."""
+        facts, epoch = self.facts, self.epoch(step)
+        line: dict[str, Any] = {"kind": "epoch", "epoch": epoch, "step": step}
+        line["seconds"] = round(self.seconds(), 3)
+        line["train_loss"] = facts["epoch_loss"] / facts["epoch_steps"]
+        line |= {"val_loss": None, "val_accuracy": None}
+        facts["epoch_loss"], facts["epoch_steps"] = 0.0, 0
+        if epoch % self.recipe.train.evaluate_every == 0 or step == self.recipe.train.steps:
+            outputs, labels = look(self.learner, self.loader, "val")
+            line["val_loss"] = log_loss(outputs, labels)
+            line["val_accuracy"] = accuracy(outputs, labels)
+            if better(line, facts["best"]):
+                names = ("val_accuracy", "val_loss", "epoch", "step")
+                facts["best"] = {name: line[name] for name in names}
+                self.keep(facts["best"])
+        self.journal.write(line)
+        self.live.epoch(line)
+
+    def patience_is_over(self, step: int) -> bool:
+        patience, best = self.recipe.train.patience, self.facts["best"]
+        return bool(patience and best) and self.epoch(step) - best["epoch"] >= patience
+
+    def seconds(self) -> float:
+        return float(self.before + time.monotonic() - self.started)
+
+    def save(self) -> None:
+        self.facts["seconds"] = self.seconds()
+        state.save(
+            self.folder / "state", self.facts["step"], self.learner.tensors(), dict(self.facts)
+        )
+        self.saved = time.monotonic()
+
+
+def better(line: dict[str, Any], best: dict[str, Any] | None) -> bool:
+    """More right answers; or as many, with a lower loss."""
+    if best is None:
+        return True
+    return (line["val_accuracy"], -line["val_loss"]) > (best["val_accuracy"], -best["val_loss"])
+
+
+def look(learner: Learner, loader: Loader, split: Split) -> tuple[Tensor, Tensor]:
+    """What the averaged weights say of a split."""
+    batches = ((batch.images, batch.labels) for batch in loader.evaluation(split))
+    return logits(learner.result, batches, learner.dtype)
+
+
+@contextmanager
+def stopping() -> Iterator[list[int]]:
+    """Notes SIGINT and SIGTERM instead of dying of them; a second one is obeyed at once."""
+    heard: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield heard  # only the main thread is told of signals
+        return
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if heard:
+            raise Stopped(number)
+        heard.append(number)
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,114 @@
+"""How many steps fit into the minutes: planned once from a short timing, then stored."""
+
+import copy
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from vitrail.data.loader import Loader
+from vitrail.data.source import indices
+from vitrail.errors import UserError
+from vitrail.evaluation.loop import logits
+from vitrail.run import auto
+from vitrail.run.live import Live
+from vitrail.run.recipe import Recipe
+from vitrail.training import loop
+from vitrail.training.config import TrainConfig
+from vitrail.training.state import Learner
+
+LOOKING = 0.05  # most of the time that may go into looking at validation images
+TRIAL = 2.0  # seconds that are timed for each kind of step
+ENDING = 1.0  # seconds to write the results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    step: float  # seconds of a training step, on average over the run
+    image: float  # seconds to evaluate an image
+
+
+def plan(
+    recipe: Recipe,
+    loader: Loader,
+    learner: Learner,
+    minutes: float | None,
+    began: float,
+    live: Live,
+) -> Recipe:
+    """The recipe with its number of steps, and how often to look at the validation images."""
+    settings = recipe.train
+    timing = measure(recipe, loader, learner)
+    source = loader.source
+    validation = timing.image * len(indices(source, "val"))
+    every = max(1, math.ceil(validation / LOOKING / (timing.step * loader.steps)))
+    step = timing.step + validation / (every * loader.steps)
+    # at the end the best weights see validation and test images once more
+    after = validation + timing.image * len(indices(source, "test")) + ENDING
+    if minutes is not None:
+        left = 60 * minutes - (time.monotonic() - began) - after
+        steps = math.floor(left / step)
+        if steps < 1:
+            least = math.ceil(10 * (60 * minutes - left + 10 * step) / 60) / 10
+            raise UserError(
+                f"{minutes:g} minutes are over before a step is taken; give --minutes {least:g}"
+            )
+        settings = replace(settings, steps=steps, epochs=math.ceil(steps / loader.steps))
+    elif settings.steps == 0:
+        settings = replace(settings, steps=settings.epochs * loader.steps)
+    seconds = settings.steps * step + after
+    live.say(f"{settings.steps:,} steps of {settings.batch} images, about {duration(seconds)}")
+    if minutes is None and seconds > auto.LONG:
+        live.say("for a shorter run, stop this one and give --minutes, such as --minutes 60")
+    return replace(recipe, train=replace(settings, evaluate_every=every))
+
+
+def measure(recipe: Recipe, loader: Loader, learner: Learner) -> Timing:
+    """Times steps on a copy, so that the training itself has not begun."""
+    settings = recipe.train
+    trial = copy.deepcopy(learner)
+    whole = seconds_per_step(trial, loader, replace(settings, drop_patches=0.0), recipe.vit.patches)
+    step = whole
+    if settings.drop_patches:
+        part = replace(settings, drop_until=1.0)
+        less = seconds_per_step(trial, loader, part, recipe.vit.patches)
+        step = settings.drop_until * less + (1 - settings.drop_until) * whole
+    return Timing(step=step, image=seconds_per_image(trial, loader))
+
+
+def seconds_per_step(
+    learner: Learner, loader: Loader, settings: TrainConfig, patches: int
+) -> float:
+    batches = ((batch.images, batch.targets) for batch in loader.training())
+    steps = loop.train(learner, batches, settings, total=10**9, patches=patches)
+    for _ in islice(steps, 2):  # the first ones allocate
+        pass
+    return paced(steps)
+
+
+def seconds_per_image(learner: Learner, loader: Loader) -> float:
+    """From a few batches of the training split, which is always there."""
+    batches = list(islice(loader.evaluation("train"), 2))
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        logits(learner.result, [(b.images, b.labels) for b in batches], learner.dtype)
+        times.append(time.perf_counter() - start)
+    return min(times) / sum(len(batch.labels) for batch in batches)
+
+
+def paced(steps: Iterator[object]) -> float:
+    """Mean seconds of a step; the mean, for it is a sum that must fit."""
+    start = time.perf_counter()
+    count = 0
+    while time.perf_counter() - start < TRIAL or count < 3:
+        next(steps)
+        count += 1
+    return (time.perf_counter() - start) / count
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,149 @@
+"""Every setting of a run, as TOML, as dataclasses and as command line flags."""
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vitrail.data.config import Augment, DataConfig, Preprocess
+from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
+from vitrail.training.config import TrainConfig
+
+FORMAT = 1  # of recipe.toml
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    source: str = ""  # folder, table, tar shards, or the name of a built-in set
+    model: str = ""  # what the architecture is called; its numbers stand under vit
+    weights: str = ""  # run, file or folder that the training starts from; empty: from scratch
+    vit: ViTConfig = field(default_factory=ViTConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    view: Preprocess = field(default_factory=Preprocess)
+
+
+SECTIONS: dict[str, type] = {
+    "vit": ViTConfig,
+    "train": TrainConfig,
+    "data": DataConfig,
+    "view": Preprocess,
+    "data.augment": Augment,
+}
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """A dataclass as nested dicts, leaving out what is None: TOML has no word for it."""
+    found = {}
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
+        if value is not None:
+            found[entry.name] = plain(value) if is_dataclass(value) else value
+    return found
+
+
+def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
+    """A dataclass from nested dicts; an unknown key is an error that names the nearest one."""
+    check_names(cls, table, where)
+    given: dict[str, Any] = {}
+    for key, value in table.items():
+        section = SECTIONS.get(f"{where}{key}")
+        if section is not None:
+            if not isinstance(value, Mapping):
+                raise UserError(f"{where}{key} is {value!r}; wanted a section [{where}{key}]")
+            given[key] = build(section, value, f"{where}{key}.")
+        else:
+            given[key] = tuple(value) if isinstance(value, list) else value
+    try:
+        return cls(**given)
+    except TypeError as error:  # a word where a number was wanted
+        raise UserError(
+            f"a setting of {where or 'the recipe'} has a wrong type: {error}"
+        ) from error
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts with some entries replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """What a recipe file sets, checked key by key; sections and keys may be missing."""
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the recipe {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"the recipe {path} is no TOML: {error}") from error
+    version = table.pop("format", FORMAT)
+    if version != FORMAT:
+        raise UserError(
+            f"the recipe {path} has format {version}, this version reads {FORMAT}; "
+            f"use the version of vitrail that wrote it"
+        )
+    try:
+        check_names(Recipe, table)
+    except UserError as error:
+        raise UserError(f"in the recipe {path}: {error}") from error
+    return table
+
+
+def check_names(cls: type, table: Mapping[str, Any], where: str = "") -> None:
+    """Stops at a key that no setting has, before anything is chosen."""
+    known = [entry.name for entry in fields(cls)]
+    for key, value in table.items():
+        if key not in known:
+            near = get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)
+            raise UserError(f"there is no setting {where}{key}; the nearest is {where}{near[0]}")
+        section = SECTIONS.get(f"{where}{key}")
+        if section is not None and isinstance(value, Mapping):
+            check_names(section, value, f"{where}{key}.")
+
+
+def write_toml(recipe: Recipe) -> str:
+    """The whole recipe as TOML; reading it back gives an equal one."""
+    lines = [f"format = {FORMAT}"]
+    _write(plain(recipe), "", lines)
+    return "\n".join(lines) + "\n"
+
+
+def _write(table: Mapping[str, Any], where: str, lines: list[str]) -> None:
+    for key, value in table.items():
+        if not isinstance(value, Mapping):
+            lines.append(f"{key} = {toml(value)}")
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines.extend(["", f"[{where}{key}]"])
+            _write(value, f"{where}{key}.", lines)
+
+
+def toml(value: Any) -> str:
+    """One value; strings with whatever a path may hold."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml(part) for part in value)}]"
+    escaped = "".join(
+        f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else f"\\{c}" if c in '"\\' else c
+        for c in str(value)
+    )
+    return f'"{escaped}"'
+
+
+def digest(recipe: Recipe) -> str:
+    """A short name for exactly these settings."""
+    return hashlib.sha256(write_toml(recipe).encode()).hexdigest()[:16]

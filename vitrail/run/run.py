@@ -1,0 +1,270 @@
+"""A run from its first choice to its results: owns the run folder."""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail import files
+from vitrail.data.config import Preprocess
+from vitrail.data.loader import Loader
+from vitrail.data.source import Source, Split, fingerprint, indices, open_data
+from vitrail.errors import UserError
+from vitrail.evaluation.loop import logits
+from vitrail.evaluation.metrics import accuracy, fit_temperature, interval
+from vitrail.run import auto
+from vitrail.run.build import check_sense, make_learner, make_loader, pick_device
+from vitrail.run.drive import FRESH, Driver
+from vitrail.run.live import Live
+from vitrail.run.plan import plan
+from vitrail.run.recipe import Recipe, build, digest, merge, read_recipe, write_toml
+from vitrail.training import state
+from vitrail.training.state import Learner, computed_in
+from vitrail.zoo import load as zoo
+from vitrail.zoo.file import load_model, save_model
+
+RECIPE, MODEL, METRICS = "recipe.toml", "model.safetensors", "metrics.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    folder: Path
+    metrics: dict[str, Any]  # as `train --json` prints them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What was asked for beside the data; None lets the data decide."""
+
+    model: str | None = None
+    weights: str | None = None
+    minutes: float | None = None
+    epochs: int | None = None
+    seed: int | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise UserError(f"minutes is {self.minutes:g}; give a number above 0")
+        if self.minutes is not None and self.epochs is not None:
+            raise UserError("minutes and epochs both say how long; give one of them")
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    recipe: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+    tensorboard: bool = False,
+    quiet: bool = False,
+    began: float | None = None,
+    **wishes: Any,
+) -> Run:
+    """Trains a model on `data` and leaves a run folder.
+
+    `wishes` are those of `Wishes`: model, weights, minutes, epochs, seed, device. `changes` are
+    settings by section, such as {"train": {"lr": 3e-4}}; they win over `recipe`, a TOML file,
+    which wins over what is chosen from the data. Minutes count from `began`, a reading of
+    time.monotonic, until the results are written; by default from this call.
+    """
+    began = time.monotonic() if began is None else began
+    asked = build(Wishes, wishes)
+    live = Live(quiet=quiet)
+    table = merge(read_recipe(recipe) if recipe else {}, changes or {})
+    data = str(data or table.get("source", ""))
+    if not data:
+        raise UserError("no data was given; give a folder, a table, or a name such as digits")
+    source = open_data(data)
+    place = pick_device(asked.device)
+    settings = design(source, data, table, asked, place, live)
+    folder = fresh_folder(out, source)
+    with state.lock(folder):
+        try:
+            loader = make_loader(settings, source, place)
+            loader.prepare("train", "val")
+            learner = make_learner(settings, place)
+            settings = plan(settings, loader, learner, asked.minutes, began, live)
+            files.write(folder / RECIPE, write_toml(settings))
+        except BaseException:
+            remove_untouched(folder)
+            raise
+        facts = {**FRESH, "data": fingerprint(source)}
+        live.say(f"run {folder}")
+        return go(folder, settings, loader, learner, facts, tensorboard, quiet)
+
+
+def resume(folder: str | Path, *, device: str = "auto", quiet: bool = False) -> Run:
+    """Goes on with a run where its newest whole state stands."""
+    folder = Path(folder)
+    if not (folder / RECIPE).is_file():
+        raise UserError(f"{folder} is no run: it has no {RECIPE}; give a folder that train made")
+    live = Live(quiet=quiet)
+    with state.lock(folder):
+        if (folder / METRICS).is_file():
+            live.say(f"{folder} is finished")
+            return Run(folder=folder, metrics=json.loads((folder / METRICS).read_text()))
+        settings = build(Recipe, read_recipe(folder / RECIPE))
+        source, place = open_data(settings.source), pick_device(device)
+        loader, learner = make_loader(settings, source, place), make_learner(settings, place)
+        facts = {**FRESH, "data": fingerprint(source)}
+        if (saved := state.load(folder / "state")) is not None:
+            for warning in saved.warnings:
+                live.say(warning)
+            if saved.facts["data"] != facts["data"]:
+                raise UserError(
+                    f"{settings.source} is not the data this run began with: images were added, "
+                    f"removed, renamed or changed; put them back, or start a new run"
+                )
+            learner.restore(saved.tensors)
+            facts = dict(saved.facts)
+        live.say(f"run {folder}: going on from step {facts['step']} of {settings.train.steps}")
+        loader.prepare("train", "val")
+        return go(folder, settings, loader, learner, facts, False, quiet)
+
+
+def design(
+    source: Source,
+    data: str,
+    table: Mapping[str, Any],
+    asked: Wishes,
+    place: torch.device,
+    live: Live,
+) -> Recipe:
+    """The whole recipe: chosen from the data, changed by the recipe file, then by flags."""
+    facts = auto.look(source)
+    live.say(f"{source.name}: {facts}")
+    given = dict(table.get("train", {}))
+    if asked.seed is not None:
+        given["seed"] = asked.seed
+    if asked.epochs is not None:
+        given |= {"epochs": asked.epochs, "steps": 0}
+    if asked.minutes is not None:
+        given["steps"] = 0
+    epochs = None if asked.minutes else given.get("epochs")
+    weights = asked.weights or table.get("weights")
+    if weights:
+        loaded = zoo.load(weights)
+        view = loaded.view or Preprocess(size=loaded.model.config.image)
+        name = loaded.facts.get("name") or Path(weights).name
+        choice = auto.fine_tune(facts, name, loaded.model.config, view, epochs)
+        choice.settings["weights"] = (
+            str(Path(weights).resolve()) if Path(weights).exists() else weights
+        )
+    else:
+        model = asked.model or table.get("model")
+        choice = auto.choose(
+            facts, model=model, minutes=asked.minutes, epochs=epochs, device=place.type
+        )
+    for reason in choice.reasons:
+        live.say(f"  {reason}")
+    settings = merge(choice.settings, {**table, "train": given})
+    settings["source"] = str(Path(data).expanduser().resolve()) if source.path else data
+    if "size" not in table.get("view", {}):
+        settings["view"] = merge(settings["view"], {"size": settings["vit"]["image"]})
+    made = build(Recipe, settings)
+    check_sense(made, facts)
+    return made
+
+
+def fresh_folder(out: str | Path | None, source: Source) -> Path:
+    """A new run folder; one that holds something is never touched."""
+    number, folder = 1, Path(out or Path("runs") / f"{source.name}-1")
+    while out is None and folder.exists():
+        number, folder = number + 1, Path("runs") / f"{source.name}-{number + 1}"
+    if (folder / RECIPE).exists():
+        raise UserError(
+            f"{folder} holds a run; go on with `vitrail resume {folder}`, or choose another --out"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is no empty folder; choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}; choose another --out") from error
+    return folder
+
+
+def remove_untouched(folder: Path) -> None:
+    """Nothing was trained: nothing stays behind."""
+    (folder / ".lock").unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def go(
+    folder: Path,
+    recipe: Recipe,
+    loader: Loader,
+    learner: Learner,
+    facts: dict[str, Any],
+    tensorboard: bool,
+    quiet: bool,
+) -> Run:
+    """Trains to the end, then judges the best weights."""
+    about = describe(recipe, loader, facts)
+
+    def keep(best: dict[str, Any]) -> None:
+        save_model(folder / MODEL, learner.result, {**about, "best": best})  # type: ignore[arg-type]
+
+    with Live(recipe.train.steps, quiet) as live:
+        driver = Driver(folder, recipe, loader, learner, facts, live, keep, tensorboard)
+        driver.drive()
+    return judge(folder, recipe, loader, about, facts)
+
+
+def describe(recipe: Recipe, loader: Loader, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model file says of itself beside its architecture."""
+    source = loader.source
+    return {
+        "name": recipe.model,
+        "classes": list(source.classes),
+        "channels": recipe.view.channels,
+        "preprocess": recipe.view.plain(),
+        "data": {"name": source.name, "source": recipe.source, "fingerprint": facts["data"]},
+        "recipe": digest(recipe),
+        "temperature": None,
+        "metrics": {},
+    }
+
+
+def judge(
+    folder: Path,
+    recipe: Recipe,
+    loader: Loader,
+    about: dict[str, Any],
+    facts: Mapping[str, Any],
+) -> Run:
+    """The best weights on validation and test images; writes model.safetensors and metrics.json."""
+    model, kept = load_model(folder / MODEL)
+    model.to(loader.device)
+    dtype = computed_in(recipe.train.precision, loader.device)
+    scores: dict[str, Any] = {"val": None, "test": None}
+    temperature = None
+    splits: tuple[Split, ...] = ("val", "test")
+    for split in splits:
+        if not len(indices(loader.source, split)):
+            continue
+        batches = ((batch.images, batch.labels) for batch in loader.evaluation(split))
+        outputs, labels = logits(model, batches, dtype)
+        rate = accuracy(outputs, labels)
+        scores[split] = {"accuracy": rate, "interval": list(interval(rate, len(labels)))}
+        if split == "val":
+            temperature = fit_temperature(outputs, labels)
+    metrics = {
+        "run": str(folder),
+        "model": recipe.model,
+        "epochs": -(-facts["step"] // loader.steps),
+        "steps": facts["step"],
+        "seconds": round(facts["seconds"], 1),
+        **scores,
+    }
+    ending = {**about, "best": kept["best"], "temperature": temperature, "metrics": scores}
+    save_model(folder / MODEL, model, ending)
+    files.write(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
+    return Run(folder=folder, metrics=metrics)

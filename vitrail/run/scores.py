@@ -1,0 +1,103 @@
+"""A classifier judged on a data set: every number that `vitrail evaluate` tells."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from vitrail.data.config import DataConfig
+from vitrail.data.loader import Loader
+from vitrail.data.source import Source, Split, indices, open_data
+from vitrail.errors import UserError
+from vitrail.evaluation import metrics
+from vitrail.evaluation.loop import logits
+from vitrail.run.classifier import Classifier
+from vitrail.training.state import computed_in
+
+Part = Literal["train", "val", "test", "all"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+def open_for(classifier: Classifier, data: str | Path, part: Part | None) -> tuple[Source, Part]:
+    """The data with the model's classes, and the part of it to judge.
+
+    Of the data a run was trained on, that is its test split. Of other data it is the test split
+    where one is given, else all.
+    """
+    own = classifier.facts.get("data", {})
+    known = str(data) == own.get("source") or str(Path(data).resolve()) == own.get("source")
+    source = open_data(data, classes=classifier.classes, split=known)
+    if part is None:
+        part = "test" if len(indices(source, "test")) else "val" if known else "all"
+    if not len(indices(source, part)):
+        raise UserError(f"{source.name} has no {part} images; choose another --split")
+    return source, part
+
+
+def evaluate(
+    classifier: Classifier,
+    source: Source,
+    part: Part,
+    *,
+    batch: int = 64,
+    skip_broken: bool = False,
+    progress: Callable[[int], None] = lambda images: None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The numbers as `--json` prints them, and the most confident mistakes."""
+    outputs, labels, ids = outputs_of(classifier, source, part, batch, skip_broken, progress)
+    rate = metrics.accuracy(outputs, labels)
+    confusion = metrics.confusion(outputs.argmax(dim=1), labels, len(classifier.classes))
+    scores = metrics.per_class(confusion)
+    numbers = {
+        "images": len(labels),
+        "split": part,
+        "accuracy": rate,
+        "interval": list(metrics.interval(rate, len(labels))),
+        "top5": metrics.accuracy(outputs, labels, top=5),
+        "log_loss": metrics.log_loss(outputs, labels),
+        "ece": metrics.calibration_error(metrics.reliability(outputs, labels)),
+        "temperature": classifier.temperature,
+        "per_class": {
+            name: asdict(score) for name, score in zip(classifier.classes, scores, strict=True)
+        },
+        "classes": list(classifier.classes),
+        "confusion": confusion.tolist(),
+    }
+    mistakes = [
+        {
+            "path": ids[mistake.index],
+            "label": classifier.classes[mistake.label],
+            "predicted": classifier.classes[mistake.predicted],
+            "probability": mistake.probability,
+        }
+        for mistake in metrics.mistakes(outputs, labels)
+    ]
+    return numbers, mistakes
+
+
+def outputs_of(
+    classifier: Classifier,
+    source: Source,
+    part: Part,
+    batch: int,
+    skip_broken: bool,
+    progress: Callable[[int], None],
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Logits, labels and names of all images of a part, each once."""
+    config = DataConfig(skip_broken=skip_broken, disk_gb=0)
+    loader = Loader(source, classifier.view, config, batch=batch, device=classifier.device)
+    wanted = [split for split in SPLITS if part in ("all", split) and len(indices(source, split))]
+    loader.prepare(*wanted)
+    ids: list[str] = []
+
+    def pairs() -> Any:
+        for split in wanted:
+            for each in loader.evaluation(split, batch):
+                ids.extend(source.ids[item] for item in each.items.tolist())
+                yield each.images, each.labels
+
+    dtype = computed_in("auto", classifier.device)
+    outputs, labels = logits(classifier.model, pairs(), dtype, progress)
+    return outputs, labels, ids
