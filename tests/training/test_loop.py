@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from tests.training.tiny import PATCHES, Tiny, batches, learner, run
 from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
+from vitrail.training.learner import Learner
 from vitrail.training.loop import (
     Diverged,
     balance,
@@ -16,7 +17,6 @@ from vitrail.training.loop import (
     step_seed,
     train,
 )
-from vitrail.training.state import Learner
 
 CONFIG = TrainConfig(lr=0.01, batch=8)
 
@@ -243,15 +243,18 @@ def test_too_high_a_rate_is_named():
         list(train(model, huge, config, 50))
 
 
-def test_a_gradient_that_is_not_finite_stops_though_the_loss_is():
-    class Steep(torch.autograd.Function):
+@pytest.mark.parametrize(
+    ("shift", "slope"), [(0.0, math.inf), (0.0, math.nan), (math.inf, 0.0), (math.nan, 0.0)]
+)
+def test_one_of_loss_and_gradient_that_is_not_finite_is_enough_to_stop(shift, slope):
+    class Spoil(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            return x.clone()
+            return x + shift
 
         @staticmethod
         def backward(ctx, gradient):
-            return gradient * float("inf")
+            return torch.zeros_like(gradient) if slope == 0 else gradient * slope
 
     class Model(nn.Module):
         def __init__(self):
@@ -259,10 +262,13 @@ def test_a_gradient_that_is_not_finite_stops_though_the_loss_is():
             self.layer = nn.Linear(24, 3)
 
         def forward(self, x):
-            return Steep.apply(self.layer(x.flatten(1)))
+            return Spoil.apply(self.layer(x.flatten(1)))
 
-    with pytest.raises(Diverged, match="gradient"):
-        run(Learner(Model(), CONFIG), CONFIG)
+    model = Learner(Model(), CONFIG)
+    before = model.model.layer.weight.detach().clone()
+    with pytest.raises(Diverged, match="step 1 has loss"):
+        run(model, CONFIG)
+    assert torch.equal(before, model.model.layer.weight)
 
 
 def test_bfloat16_keeps_the_weights_in_float32():

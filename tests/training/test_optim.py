@@ -78,7 +78,7 @@ def test_adamw_has_no_use_for_matrices():
     assert not any(stacked for _, _, stacked in found.values())
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (8, 32), (32, 8), (5, 64, 16)])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 8, 32), (1, 32, 8), (5, 64, 16)])
 def test_newton_schulz_brings_all_singular_values_near_1(shape):
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonal(torch.randn(shape) * 100))
@@ -89,8 +89,16 @@ def test_newton_schulz_keeps_the_directions():
     torch.manual_seed(0)
     x = torch.randn(16, 16)
     u, _, vt = torch.linalg.svd(x)
-    s = (u.mT @ orthogonal(x) @ vt.mT).diag()
-    torch.testing.assert_close(u @ s.diag() @ vt, orthogonal(x), atol=1e-4, rtol=1e-4)
+    (turned,) = orthogonal(x[None])
+    values = (u.mT @ turned @ vt.mT).diag()
+    torch.testing.assert_close(u @ values.diag() @ vt, turned, atol=1e-4, rtol=1e-4)
+
+
+def test_matrices_in_a_stack_do_not_touch_each_other():
+    torch.manual_seed(0)
+    x = torch.randn(3, 8, 16)
+    alone = torch.cat([orthogonal(matrix[None]) for matrix in x])
+    torch.testing.assert_close(orthogonal(x), alone)
 
 
 def test_a_zero_gradient_stays_zero():

@@ -131,11 +131,11 @@ def test_a_state_restores_two_learners_apart_from_each_other(tmp_path):
 
 
 def test_a_used_learner_keeps_nothing_of_its_past(tmp_path):
-    stop(EVERYTHING, tmp_path)
     model = learner(EVERYTHING)
+    save(tmp_path / "state", 0, model.tensors(), {})
     run(model, EVERYTHING, 3, patches=PATCHES)
     model.restore(load(tmp_path / "state").tensors)
-    run(model, EVERYTHING, TOTAL, STOP, patches=PATCHES)
+    run(model, EVERYTHING, TOTAL, patches=PATCHES)
     assert differing(straight(EVERYTHING), model.tensors()) == []
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.training.config import TrainConfig
+from vitrail.training.learner import Learner
 from vitrail.training.loop import Step, train
-from vitrail.training.state import Learner
 
 PATCHES, CLASSES = 6, 3
 

@@ -14,8 +14,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
+from vitrail.training.learner import Learner
 from vitrail.training.schedule import kept_patches, learning_rate
-from vitrail.training.state import Learner
 
 Batch = tuple[Tensor, Tensor]  # images; labels (B), or how much of each class (B, K)
 
