@@ -7,6 +7,9 @@ if TYPE_CHECKING:
     from vitrail.errors import UserError as UserError
     from vitrail.model.config import ViTConfig as ViTConfig
     from vitrail.model.vit import ViT as ViT
+    from vitrail.run.classifier import load as load
+    from vitrail.run.run import resume as resume
+    from vitrail.run.run import train as train
     from vitrail.zoo.presets import preset as preset
 
 __version__ = "0.1.0"
@@ -15,10 +18,13 @@ _HOMES = {  # found on first use, so that `vitrail --help` does not wait for tor
     "UserError": "vitrail.errors",
     "ViT": "vitrail.model.vit",
     "ViTConfig": "vitrail.model.config",
+    "load": "vitrail.run.classifier",
     "preset": "vitrail.zoo.presets",
+    "resume": "vitrail.run.run",
+    "train": "vitrail.run.run",
 }
 
-__all__ = ["UserError", "ViT", "ViTConfig", "preset"]
+__all__ = ["UserError", "ViT", "ViTConfig", "load", "preset", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -38,6 +38,8 @@ def predict(
     """
     if top is not None and top < 1:
         raise UserError(f"top is {top}; give a whole number of at least 1")
+    if not images:
+        raise UserError("no images were given; give files or folders, or - for paths on stdin")
     if json and csv:
         raise UserError("json and csv are two forms of the same; give one of them")
     from vitrail.run.classifier import load
@@ -52,8 +54,6 @@ def paths(given: tuple[str, ...]) -> Iterator[str]:
     """All images, with those of folders in order."""
     from vitrail.data.image import SUFFIXES
 
-    if not given:
-        raise UserError("no images were given; give files or folders, or - for paths on stdin")
     for name in given:
         if name == "-":
             yield from (line.rstrip("\n") for line in sys.stdin if line.strip())

@@ -12,7 +12,7 @@ from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.run.auto import Facts
 from vitrail.run.recipe import Recipe
-from vitrail.training.state import Learner
+from vitrail.training.learner import Learner
 from vitrail.zoo import load as zoo
 
 FEWEST = 9  # patches below which attention has nothing to look at

@@ -17,7 +17,7 @@ from vitrail.data.preprocess import preprocess
 from vitrail.errors import UserError
 from vitrail.model.vit import ViT
 from vitrail.run.build import pick_device
-from vitrail.training.state import computed_in
+from vitrail.training.learner import computed_in
 from vitrail.zoo import load as zoo
 
 Picture = str | Path | bytes | np.ndarray | Image.Image  # whatever `load_image` takes

@@ -20,7 +20,7 @@ from vitrail.run.journal import Journal
 from vitrail.run.live import Live
 from vitrail.run.recipe import Recipe
 from vitrail.training import loop, state
-from vitrail.training.state import Learner
+from vitrail.training.learner import Learner
 
 FRESH: dict[str, Any] = {  # what a run knows of itself, beside its tensors
     "step": 0,  # steps done
@@ -53,12 +53,11 @@ class Driver:
         learner: Learner,
         facts: dict[str, Any],
         live: Live,
+        journal: Journal,
         keep: Callable[[dict[str, Any]], None],
-        tensorboard: bool = False,
     ):
         self.folder, self.recipe, self.loader, self.learner = folder, recipe, loader, learner
-        self.facts, self.live, self.keep = facts, live, keep
-        self.journal = Journal(folder / "journal.jsonl", facts["step"], tensorboard)
+        self.facts, self.live, self.journal, self.keep = facts, live, journal, keep
         self.logged, self.before = facts["step"], facts["seconds"]
         self.since = self.started = self.saved = time.monotonic()
 
@@ -82,7 +81,6 @@ class Driver:
                 self.save()  # the weights are still those before the step
                 raise
             self.save()
-        self.journal.close()
 
     def steps(self) -> Iterator[loop.Step]:
         settings, done = self.recipe.train, self.facts["step"]

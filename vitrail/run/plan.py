@@ -16,7 +16,7 @@ from vitrail.run.live import Live
 from vitrail.run.recipe import Recipe
 from vitrail.training import loop
 from vitrail.training.config import TrainConfig
-from vitrail.training.state import Learner
+from vitrail.training.learner import Learner
 
 LOOKING = 0.05  # most of the time that may go into looking at validation images
 TRIAL = 2.0  # seconds that are timed for each kind of step

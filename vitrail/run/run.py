@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,17 @@ from vitrail.evaluation.metrics import accuracy, fit_temperature, interval
 from vitrail.run import auto
 from vitrail.run.build import check_sense, make_learner, make_loader, pick_device
 from vitrail.run.drive import FRESH, Driver
+from vitrail.run.journal import Journal
 from vitrail.run.live import Live
 from vitrail.run.plan import plan
 from vitrail.run.recipe import Recipe, build, digest, merge, read_recipe, write_toml
 from vitrail.training import state
-from vitrail.training.state import Learner, computed_in
+from vitrail.training.learner import Learner, computed_in
 from vitrail.zoo import load as zoo
 from vitrail.zoo.file import load_model, save_model
 
-RECIPE, MODEL, METRICS = "recipe.toml", "model.safetensors", "metrics.json"
+RECIPE, JOURNAL = "recipe.toml", "journal.jsonl"
+MODEL, METRICS = "model.safetensors", "metrics.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,9 +215,9 @@ def go(
     def keep(best: dict[str, Any]) -> None:
         save_model(folder / MODEL, learner.result, {**about, "best": best})  # type: ignore[arg-type]
 
-    with Live(recipe.train.steps, quiet) as live:
-        driver = Driver(folder, recipe, loader, learner, facts, live, keep, tensorboard)
-        driver.drive()
+    journal = Journal(folder / JOURNAL, facts["step"], tensorboard)
+    with closing(journal), Live(recipe.train.steps, quiet) as live:
+        Driver(folder, recipe, loader, learner, facts, live, journal, keep).drive()
     return judge(folder, recipe, loader, about, facts)
 
 
@@ -225,7 +228,7 @@ def describe(recipe: Recipe, loader: Loader, facts: Mapping[str, Any]) -> dict[s
         "name": recipe.model,
         "classes": list(source.classes),
         "channels": recipe.view.channels,
-        "preprocess": recipe.view.plain(),
+        "view": recipe.view.plain(),
         "data": {"name": source.name, "source": recipe.source, "fingerprint": facts["data"]},
         "recipe": digest(recipe),
         "temperature": None,

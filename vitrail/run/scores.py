@@ -14,7 +14,7 @@ from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import logits
 from vitrail.run.classifier import Classifier
-from vitrail.training.state import computed_in
+from vitrail.training.learner import computed_in
 
 Part = Literal["train", "val", "test", "all"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")

@@ -36,17 +36,13 @@ PATCHES = {
     "g": (16, 14),
     "G": (14,),
     "Pico": (2, 4),
-    "Nano": (2, 4, 8),
-    "Micro": (2, 4, 8),
-    "Mini": (4, 8),
+    "Nano": (2, 4, 8, 16),
+    "Micro": (2, 4, 8, 16),
+    "Mini": (2, 4, 8, 16),
     "Lite": (4, 8),
 }
 
-IMAGES = {
-    2: 8,
-    4: 32,
-    8: 64,
-}  # pixels that a small model's patch is made for; all others look at 224
+IMAGES = {2: 8, 4: 32, 8: 64, 16: 128}  # pixels that a small model is made for, by its patch
 
 # Published families that differ from the paper's plain model in more than size.
 DEIT: dict[str, Any] = {"drop_path": 0.1}
@@ -69,7 +65,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     f"{size}/{patch}": {
         **SIZES[size],
         "patch": patch,
-        "image": IMAGES.get(patch, 224) if len(size) > 2 else 224,
+        "image": IMAGES[patch] if len(size) > 2 else 224,
     }
     for size, patches in PATCHES.items()
     for patch in patches

@@ -1,0 +1,77 @@
+"""Recipes: what is written can be read, and a typo is answered."""
+
+import pytest
+
+from vitrail.data.config import AUGMENTS, DataConfig, Preprocess
+from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
+from vitrail.run.recipe import Recipe, build, digest, merge, plain, read_recipe, write_toml
+from vitrail.training.config import TrainConfig
+
+ODD = Recipe(
+    source='a "strange"\npath\\with\ttabs/é',
+    model="Nano/4",
+    vit=ViTConfig(image=(32, 48), patch=4, width=64, heads=2, layer_scale=1e-6),
+    train=TrainConfig(lr=3e-4, steps=17, optimizer="muon", class_weights=True),
+    data=DataConfig(augment=AUGMENTS["strong"], workers=2),
+    view=Preprocess(size=(32, 48), mean=(0.1, 0.2, 0.3), std=(1.0, 0.5, 0.25)),
+)
+
+
+def test_a_recipe_that_is_written_and_read_is_the_same(tmp_path):
+    (tmp_path / "recipe.toml").write_text(write_toml(ODD))
+    assert build(Recipe, read_recipe(tmp_path / "recipe.toml")) == ODD
+
+
+def test_every_setting_is_written_down():
+    text = write_toml(Recipe())
+    for section, settings in (("vit", ViTConfig()), ("train", TrainConfig())):
+        assert f"[{section}]" in text
+        for name in plain(settings):
+            assert f"\n{name} = " in text
+
+
+def test_changes_win_over_what_they_change():
+    merged = merge({"a": 1, "train": {"lr": 1, "batch": 2}}, {"train": {"lr": 3}})
+    assert merged == {"a": 1, "train": {"lr": 3, "batch": 2}}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("[train]\nlearning_rate = 1", "there is no setting train.learning_rate; the nearest is"),
+        ("[train]\nwarm_up = 1", "the nearest is train.warmup"),
+        ("[trian]\nlr = 1", "there is no setting trian; the nearest is train"),
+        ("[data.augment]\nfilp = 1", "the nearest is data.augment.flip"),
+        ("format = 99", "has format 99, this version reads 1"),
+        ("lr = = 3", "is no TOML"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_answered_in_one_line(tmp_path, text, answer):
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(UserError) as error:
+        read_recipe(tmp_path / "r.toml")
+    assert answer in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"train": {"lr": "high"}},
+        {"data": {"augment": {"flip": "often"}}},
+        {"train": 3},
+        {"view": {"crop": "x"}},
+    ],
+)
+def test_a_value_of_a_wrong_type_is_a_users_mistake(table):
+    with pytest.raises(UserError):
+        build(Recipe, table)
+
+
+def test_a_recipe_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read the recipe .*missing.toml"):
+        read_recipe(tmp_path / "missing.toml")
+
+
+def test_another_setting_is_another_digest():
+    assert digest(Recipe()) != digest(Recipe(model="S/16"))

@@ -1,0 +1,227 @@
+"""A run and its folder: what it leaves, how it stops, how it goes on."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from tests.run.conftest import SMALL, tensors
+from vitrail.data.loader import Loader
+from vitrail.errors import UserError
+from vitrail.run import run
+from vitrail.run.drive import Driver, Stopped
+from vitrail.run.journal import read_journal
+from vitrail.run.recipe import merge
+from vitrail.training.loop import Diverged
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_leaves_what_was_promised(digits):
+    done = digits()
+    names = {path.name for path in done.folder.iterdir()} - {".lock"}
+    assert names == {"recipe.toml", "journal.jsonl", "state", "model.safetensors", "metrics.json"}
+    assert json.loads((done.folder / "metrics.json").read_text()) == done.metrics
+    keys = ["run", "model", "epochs", "steps", "seconds", "val", "test"]
+    assert list(done.metrics) == keys
+    assert done.metrics["steps"] == 30
+    low, high = done.metrics["test"]["interval"]
+    assert low < done.metrics["test"]["accuracy"] < high
+
+
+def test_the_journal_has_a_line_for_logged_steps_and_epochs(digits):
+    lines = read_journal(digits().folder / "journal.jsonl")
+    steps = [line for line in lines if line["kind"] == "step"]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert [line["step"] for line in steps] == [1, 5, 10, 15, 20, 25, 30]
+    assert list(steps[0]) == ["kind", "step", "epoch", "loss", "lr", "images_per_s"]
+    expected = ["kind", "epoch", "step", "seconds", "train_loss", "val_loss", "val_accuracy"]
+    assert list(epochs[0]) == expected
+    assert [line["step"] for line in epochs] == [22, 30]
+
+
+def test_the_same_seed_gives_the_same_tensors_and_another_seed_others(digits):
+    assert equal(tensors(digits("a").folder), tensors(digits("b").folder))
+    assert not equal(tensors(digits("a2", seed=1).folder), tensors(digits("b2", seed=2).folder))
+
+
+@pytest.mark.parametrize("step", [1, 7, 22, 23])
+def test_stopped_and_resumed_equals_never_stopped(digits, stop_at, monkeypatch, step):
+    whole = digits("whole")
+    with monkeypatch.context():
+        stop_at(step)
+        with pytest.raises(Stopped) as stopped:
+            digits("part")
+    assert stopped.value.number == signal.SIGTERM
+    monkeypatch.undo()
+    part = run.resume(whole.folder.parent / "part", quiet=True)
+    assert equal(tensors(whole.folder), tensors(part.folder))
+    assert part.metrics["val"] == whole.metrics["val"]
+    journals = [journal_without_time(folder) for folder in (whole.folder, part.folder)]
+    assert journals[0] == journals[1]
+
+
+def journal_without_time(folder):
+    lines = read_journal(folder / "journal.jsonl")
+    return [
+        {k: v for k, v in line.items() if k not in ("seconds", "images_per_s")} for line in lines
+    ]
+
+
+def test_a_run_whose_data_position_is_not_restored_would_be_noticed(digits, stop_at, monkeypatch):
+    whole = digits("whole")
+    with monkeypatch.context():
+        stop_at(7)
+        with pytest.raises(Stopped):
+            digits("part")
+    monkeypatch.undo()
+    training = Loader.training
+    monkeypatch.setattr(Loader, "training", lambda self, start=0: training(self, 0))
+    part = run.resume(whole.folder.parent / "part", quiet=True)
+    assert not equal(tensors(whole.folder), tensors(part.folder))
+
+
+def test_a_run_whose_averaged_weights_are_not_restored_would_be_noticed(
+    digits, stop_at, monkeypatch
+):
+    whole = digits("whole")
+    with monkeypatch.context():
+        stop_at(7)
+        with pytest.raises(Stopped):
+            digits("part")
+    monkeypatch.undo()
+    from vitrail.training.learner import Learner
+
+    restore = Learner.restore
+
+    def forgetful(self, given):
+        mine = {
+            name: t.clone() for name, t in self.tensors().items() if name.startswith("average/")
+        }
+        restore(self, {**given, **mine})
+
+    monkeypatch.setattr(Learner, "restore", forgetful)
+    part = run.resume(whole.folder.parent / "part", quiet=True)
+    assert not equal(tensors(whole.folder), tensors(part.folder))
+
+
+def test_a_finished_run_is_only_told_again(digits):
+    done = digits()
+    before = (done.folder / "model.safetensors").read_bytes()
+    assert run.resume(done.folder, quiet=True).metrics == done.metrics
+    assert (done.folder / "model.safetensors").read_bytes() == before
+
+
+def test_a_run_is_not_overwritten(digits):
+    done = digits()
+    with pytest.raises(UserError, match="holds a run; go on with `vitrail resume"):
+        digits()
+    assert (done.folder / "metrics.json").exists()
+
+
+def test_a_folder_of_others_is_not_touched(digits, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="is no empty folder"):
+        digits()
+
+
+def test_a_run_that_never_began_leaves_nothing(digits, tmp_path):
+    with pytest.raises(UserError):
+        digits(changes=merge(SMALL, {"train": {"steps": 0}}), minutes=1e-4)
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_are_numbered(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+    changes = merge(SMALL, {"train": {"steps": 2}})
+    folders = [run.train("digits", changes=changes, quiet=True).folder.name for _ in range(2)]
+    assert folders == ["digits-1", "digits-2"]
+
+
+def test_a_recipe_repeats_a_run(digits, tmp_path):
+    done = digits("first")
+    again = run.train(recipe=done.folder / "recipe.toml", out=tmp_path / "again", quiet=True)
+    assert equal(tensors(done.folder), tensors(again.folder))
+
+
+def test_fewer_images_than_a_batch_is_answered(digits):
+    with pytest.raises(UserError, match=r"fill no batch of 5000; take --train.batch 1024 or less"):
+        digits(changes=merge(SMALL, {"train": {"batch": 5000}}))
+
+
+def test_large_patches_on_small_images_are_refused(digits):
+    with pytest.raises(UserError, match=r"too few to learn from; take --vit.patch 1"):
+        digits(changes={"vit": {"patch": 4}})
+
+
+@pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_answered(digits, minutes):
+    with pytest.raises(UserError, match="give a number above 0"):
+        digits(minutes=minutes)
+
+
+def test_changed_data_stop_a_resume(tmp_path, stop_at, monkeypatch):
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for number in range(12):
+            pixels = random.integers(0, 255, (16, 16, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / label / f"{number}.png")
+    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    changes = merge(SMALL, {"train": {"batch": 4, "steps": 6}})
+    with monkeypatch.context():
+        stop_at(2)
+        with pytest.raises(Stopped):
+            run.train(tmp_path / "data", out=tmp_path / "run", changes=changes, quiet=True)
+    monkeypatch.undo()
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data" / "a" / "0.png").unlink()
+    with pytest.raises(UserError, match="is not the data this run began with"):
+        run.resume(tmp_path / "run", quiet=True)
+    assert (tmp_path / "run" / "state").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_and_saves(digits, monkeypatch, tmp_path):
+    training = Loader.training
+
+    def poisoned(self, start=0):
+        for batch in training(self, start):
+            if batch.step == 5:
+                batch.images[0, 0, 0, 0] = float("nan")
+            yield batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loader, "training", poisoned)
+        with pytest.raises(Diverged, match=r"step 6 .*hold NaN"):
+            digits()
+    assert [path.name for path in (tmp_path / "run" / "state").iterdir()] == ["step-00000005"]
+
+
+def test_patience_stops_early(digits, monkeypatch):
+    monkeypatch.setattr("vitrail.run.drive.better", lambda line, best: best is None)
+    done = digits(changes=merge(SMALL, {"train": {"steps": 200, "patience": 2}}))
+    assert done.metrics["epochs"] == 3
+
+
+def test_a_second_process_is_refused(digits, tmp_path, monkeypatch):
+    refused = []
+    drive = Driver.drive
+
+    def meanwhile(self):
+        with pytest.raises(UserError, match="is in use by process") as error:
+            run.resume(tmp_path / "run", quiet=True)
+        refused.append(error)
+        drive(self)
+
+    monkeypatch.setattr(Driver, "drive", meanwhile)
+    digits()
+    assert refused
