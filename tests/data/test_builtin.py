@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import tarfile
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -191,6 +192,12 @@ def test_an_archive_of_photos_is_unpacked_without_what_does_not_belong(data, tmp
     assert not names & {"noisy.csv", "evil", "n99999999"}
 
 
+def test_half_an_archive_of_photos_is_an_error(data):
+    files = {"train/n01440764/1.JPEG": b"x"}
+    pack(data / "imagenette" / "imagenette2-320.tgz", "imagenette2-320", files)
+    assert "lacks files; remove it and try again" in why("imagenette")
+
+
 def test_imagenet10_takes_ten_classes_of_a_local_imagenet(data):
     write_photos(data / "imagenet", [*IMAGENET10, "n01440764"])
     source = open_data("imagenet10")
@@ -246,7 +253,10 @@ def test_a_zip_bomb_behind_a_small_header_stays_packed(data):
     head = bytes([0, 0, 8, 1]) + (10).to_bytes(4, "big")
     path = data / "mnist" / "t10k-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(head + b"\0" * 50_000_000))
+    tracemalloc.start()
     assert "wanted 10 bytes" in why("mnist")
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
 
 
 def test_damaged_cifar_files_are_named(data):

@@ -115,6 +115,13 @@ def test_names_may_hold_anything_a_disk_allows(tmp_path):
         assert source[index].content.startswith(b"\x89PNG")
 
 
+def test_a_class_whose_name_is_no_text_is_an_error(pets):
+    latin = os.fsencode(pets) + b"/caf\xe9"
+    os.mkdir(latin)
+    with pytest.raises(UserError, match=r"label 'caf\\udce9' is no valid text; rename it"):
+        open_data(pets)
+
+
 def test_two_spellings_of_an_accent_are_one_class(tmp_path):
     class_folders(tmp_path / "x" / "train", {"e\u0301te\u0301": 2, "hiver": 2})
     class_folders(tmp_path / "x" / "val", {"\u00e9t\u00e9": 2, "hiver": 2}, start=9)

@@ -429,6 +429,16 @@ def test_simplejpeg_gives_the_pixels_of_pillow_for_other_colours(mode, monkeypat
     assert fast == slow
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_simplejpeg_gives_the_pixels_of_pillow_for_turned_pictures(mode, monkeypatch):
+    exif = Image.Exif()
+    for number in range(2, 9):
+        exif[0x0112] = number
+        content = save(Image.fromarray(picture()).convert(mode), "JPEG", exif=exif)
+        fast, slow = with_and_without_simplejpeg(content, monkeypatch)
+        assert fast == slow
+
+
 def test_simplejpeg_and_pillow_agree_on_damaged_files(monkeypatch):
     whole = save(picture(60, 90), "JPEG")
     random = np.random.default_rng(3)

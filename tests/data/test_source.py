@@ -40,6 +40,12 @@ def test_what_is_no_data_set_says_what_was_wanted(tmp_path):
     assert "is no data set" in why(tmp_path / "table.csv")
 
 
+def test_names_that_no_disk_can_hold_are_errors():
+    assert "there is no ''" in why("")
+    assert "cannot look at" in why("x" * 5000)
+    assert "there is no" in why("nul\0")
+
+
 def test_a_home_folder_may_be_written_with_a_tilde(pets, monkeypatch):
     monkeypatch.setenv("HOME", str(pets.parent))
     assert len(open_data("~/pets")) == 40

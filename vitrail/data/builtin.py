@@ -116,7 +116,8 @@ def find_or_fetch(name: str, progress: bool) -> Path:
         elif place.is_file():
             unpack(place, name)
     place = find(name)
-    assert place is not None
+    if place is None or place.is_file():
+        raise UserError(f"the set unpacked in {folder} lacks files; remove it and try again")
     return place
 
 

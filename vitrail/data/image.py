@@ -210,13 +210,16 @@ def fast_jpeg(content: bytes, image: Image.Image) -> Pixels | None:
     decoder = simplejpeg()
     if decoder is None or image.mode not in ("RGB", "L"):
         return None
-    with quiet():
-        if orientation(image) != 1:
-            return None
     try:
-        return decoder(content, "RGB" if image.mode == "RGB" else "GRAY", strict=True)
+        pixels = decoder(content, "RGB" if image.mode == "RGB" else "GRAY", strict=True)
     except ValueError:  # Pillow decides what a damaged file is worth
         return None
+    with quiet():
+        turn = UPRIGHT.get(orientation(image))
+    if turn is None:
+        return pixels
+    turned = Image.fromarray(pixels if image.mode == "RGB" else pixels[:, :, 0]).transpose(turn)
+    return np.array(turned).reshape(turned.height, turned.width, -1)
 
 
 @cache

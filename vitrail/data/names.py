@@ -97,6 +97,9 @@ def match(
     labels themselves are the classes, in natural order. With them, all labels are names of classes,
     or else all are indices.
     """
+    for label, where in found.items():
+        if label != label.encode(errors="replace").decode():  # half a character
+            raise UserError(f"{where!r}: label {label!r} is no valid text; rename it")
     if classes is None:
         names = tuple(sorted(found, key=natural))
         return names, {name: index for index, name in enumerate(names)}

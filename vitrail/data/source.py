@@ -93,17 +93,24 @@ def open_data(
     from vitrail.data.catalogue import SETS
 
     settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
+    if not str(data):
+        raise UserError(unknown("", False, tuple(SETS)))
     path = Path(data).expanduser()
-    if path.suffix.lower() in table.SUFFIXES and path.is_file():
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+        tars = shards.find_shards(path) if is_folder else []
+    except OSError as error:
+        raise UserError(f"cannot look at {data}: {error.strerror}") from error
+    if is_file and path.suffix.lower() in table.SUFFIXES:
         return table.open_table(path, columns=columns, **settings)
     if columns is not None:
         raise UserError(f"{data} is no table, so it has no columns to name; leave them out")
     if isinstance(data, str) and data in SETS:
         return builtin.open_builtin(data, **settings)
-    if not path.is_dir():
+    if not is_folder:
         raise UserError(unknown(str(data), path.exists(), tuple(SETS)))
-    if found := shards.find_shards(path):
-        return shards.open_shards(path, found, **settings)
+    if tars:
+        return shards.open_shards(path, tars, **settings)
     return folder.open_folder(path, **settings)
 
 
