@@ -174,7 +174,13 @@ def test_crop_without_luck_is_what_evaluation_sees():
     pixels = photos(1, side=400)[0].permute(1, 2, 0).numpy()
     view = Preprocess(size=32, crop=0.8)
     seen = crop(pixels, Augment(), view, luck(0, 0, np.arange(1)))
-    assert np.abs(seen.astype(int) - fit(view, pixels)).mean() < 3
+    assert np.abs(seen.transpose(1, 2, 0).astype(int) - fit(view, pixels)).mean() < 3
+
+
+def test_a_crop_is_mirrored_when_it_should_be():
+    pixels, view = photos(1, side=90)[0].permute(1, 2, 0).numpy(), Preprocess(size=64)
+    plain, turned = (crop(pixels, Augment(flip=flip), view, given(1)) for flip in (0.0, 1.0))
+    assert np.array_equal(turned, plain[:, :, ::-1])
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 400), (400, 1), (3, 5), (224, 224), (300, 225)])
@@ -184,7 +190,7 @@ def test_crop_takes_any_shape(shape, settings):
     for item in range(5):
         numbers = luck(0, 0, np.array([item]))
         seen = crop(pixels, settings, Preprocess(size=(64, 48), crop=0.9), numbers)
-        assert seen.shape == (64, 48, 3) and np.all(seen == 50)
+        assert seen.shape == (3, 64, 48) and np.all(seen == 50)
 
 
 def test_digits_are_never_mirrored():

@@ -13,7 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.config import Augment, Preprocess
-from vitrail.data.operations import OPERATIONS, Numbers, operate, rotation, slant, warp
+from vitrail.data.operations import (
+    OPERATIONS,
+    Numbers,
+    mirror,
+    operate,
+    rotation,
+    slant,
+    slide,
+    warp,
+)
 from vitrail.data.preprocess import resize
 
 Luck = Mapping[str, Numbers]  # for each choice below, one number in [0, 1) per image
@@ -59,7 +68,7 @@ def augment(images: Tensor, settings: Augment, luck: Luck) -> Tensor:
 
 
 def crop(pixels: np.ndarray, settings: Augment, view: Preprocess, luck: Luck) -> np.ndarray:
-    """A random part of one image (H, W, C) of any size, made as large as the model sees.
+    """A random part of one image (H, W, C) of any size, as large as the model sees: (C, H, W).
 
     Without `scale` it is the part that evaluation sees, moved by `shift` as far as there is image.
     """
@@ -70,18 +79,19 @@ def crop(pixels: np.ndarray, settings: Augment, view: Preprocess, luck: Luck) ->
     else:
         ratio = view.crop * min(height / view.height, width / view.width)
         tall, wide = ratio * view.height, ratio * view.width
-        top, left = (
-            np.clip(
-                (whole - part) / 2 + float(2 * luck[name][0] - 1) * settings.shift * part,
-                0,
-                whole - part,
-            )
-            for name, whole, part in (("top", height, tall), ("left", width, wide))
-        )
+        top = moved(height, tall, settings.shift, luck["top"][0])
+        left = moved(width, wide, settings.shift, luck["left"][0])
     tall, wide = max(1, round(tall)), max(1, round(wide))
     top, left = min(round(top), height - tall), min(round(left), width - wide)
     part = pixels[top : top + tall, left : left + wide]
-    return resize(part, (view.height, view.width), view.interpolation)
+    planes = resize(part, (view.height, view.width), view.interpolation).transpose(2, 0, 1)
+    return planes[:, :, ::-1] if luck["flip"][0] < settings.flip else planes
+
+
+def moved(whole: int, part: float, shift: float, number: float) -> float:
+    """Where a part starts that lies in the middle, but for a random move inside the whole."""
+    start = (whole - part) / 2 + (2 * number - 1) * shift * part
+    return float(min(max(start, 0), whole - part))
 
 
 def random_box(
@@ -101,11 +111,14 @@ def random_box(
 
 def move(images: Tensor, settings: Augment, luck: Luck) -> Tensor:
     """Crops, shifts, turns, zooms, slants and mirrors, all in one sampling of the pixels."""
-    mirrored = luck["flip"] < settings.flip
     a = settings
-    if not (a.scale < 1 or a.shift or a.rotate or a.zoom or a.shear):
-        return mirror(images, mirrored)
+    if not (a.flip or a.shift or a.scale < 1 or a.rotate or a.zoom or a.shear):
+        return images
+    mirrored = luck["flip"] < a.flip
     height, width = images.shape[-2:]
+    right, down = whole(luck["left"], a.shift * width), whole(luck["top"], a.shift * height)
+    if not (a.scale < 1 or a.rotate or a.zoom or a.shear):
+        return mirror(slide(images, right, down) if a.shift else images, mirrored)
     turn = np.radians(a.rotate) * (2 * luck["rotate"] - 1)
     matrix = rotation(turn) @ slant(a.shear * (2 * luck["shear"] - 1))
     matrix = matrix / ((1 + a.zoom) ** (2 * luck["zoom"] - 1))[:, None, None]
@@ -114,22 +127,15 @@ def move(images: Tensor, settings: Augment, luck: Luck) -> Tensor:
         top, left, tall, wide = random_box(a, luck, (height, width), width / height)
         matrix *= np.stack([wide / width, tall / height], 1)[:, :, None]
         offset = np.stack([left + (wide - width) / 2, top + (tall - height) / 2], 1)
-    else:  # whole pixels: nothing is blurred
-        offset = np.stack(
-            [whole(luck["left"], a.shift * width), whole(luck["top"], a.shift * height)], 1
-        )
-    return warp(images, matrix, offset)
+    else:
+        offset = np.stack([right, down], 1)
+    return warp(images, matrix, offset.astype(np.float64))
 
 
-def whole(number: Numbers, farthest: float) -> Numbers:
+def whole(number: Numbers, farthest: float) -> NDArray[np.int64]:
     """A number in [0, 1) as one of the whole numbers that lie up to `farthest` from 0."""
     side = round(farthest)
-    return np.floor(number * (2 * side + 1)) - side
-
-
-def mirror(images: Tensor, mirrored: NDArray[np.bool_]) -> Tensor:
-    rows = torch.from_numpy(np.flatnonzero(mirrored))
-    return images.index_copy(0, rows, images[rows].flip(-1)) if len(rows) else images
+    return np.floor(number * (2 * side + 1)).astype(np.int64) - side
 
 
 def erase(images: Tensor, settings: Augment, luck: Luck) -> Tensor:

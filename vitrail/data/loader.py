@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -214,32 +214,35 @@ def picked(together: Tensor, kept: Kept, tasks: Iterator[Task]) -> Iterator[tupl
         yield task, together.index_select(0, rows).permute(0, 3, 1, 2).contiguous()
 
 
-@dataclass(frozen=True)
 class Pictures:
-    """What a worker does with a task: it fills a slot with the images of a batch."""
+    """What a worker does with a task: it fills a slot with the images of a batch.
 
-    read: Kept | Reader
-    view: Preprocess
-    cut: Augment | None  # how whole images are cut and varied; None if they come as they are
-    seed: int
+    With `settings`, whole images are cut and varied; without, they come as they are.
+    """
+
+    def __init__(self, read: Kept | Reader, view: Preprocess, settings: Augment | None, seed: int):
+        self.read, self.view, self.settings, self.seed = read, view, settings, seed
+        a = settings or Augment()
+        self.rest = Augment(  # what is left to do with an image that was cut
+            rotate=a.rotate, zoom=a.zoom, shear=a.shear, policy=a.policy, magnitude=a.magnitude
+        )
 
     def __call__(self, task: Task, slot: Slot, note: Note) -> None:
-        shape = self.view.channels, self.view.height, self.view.width
-        rows = slot.reshape(-1, *shape)
+        rows = slot.reshape(-1, self.view.channels, self.view.height, self.view.width)
         luck = augment.luck(self.seed, task.epoch, task.draws)
         for row, item in enumerate(task.items.tolist()):
             note(item)
-            pixels = self.read(item)
-            if self.cut is None:
-                rows[row] = pixels.transpose(2, 0, 1)
-            else:
-                own = {name: numbers[row : row + 1] for name, numbers in luck.items()}
-                rows[row] = self.varied(self.cut, pixels, own)
+            own = {name: numbers[row : row + 1] for name, numbers in luck.items()}
+            rows[row] = self.picture(self.read(item), own)
 
-    def varied(self, settings: Augment, pixels: NDArray[np.uint8], luck: augment.Luck) -> Tensor:
-        part = torch.from_numpy(augment.crop(pixels, settings, self.view, luck))
-        rest = replace(settings, scale=1.0, shift=0.0)
-        return augment.augment(part.permute(2, 0, 1)[None], rest, luck)[0]
+    def picture(self, pixels: NDArray[np.uint8], luck: augment.Luck) -> NDArray[np.uint8]:
+        if self.settings is None:
+            return pixels.transpose(2, 0, 1)
+        planes = augment.crop(pixels, self.settings, self.view, luck)
+        if self.rest == Augment():
+            return planes
+        image = torch.from_numpy(np.ascontiguousarray(planes))
+        return augment.augment(image[None], self.rest, luck)[0].numpy()
 
 
 def order(labels: NDArray[np.int64], seed: int, epoch: int, balanced: bool) -> Items:

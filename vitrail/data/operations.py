@@ -4,11 +4,16 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 Numbers = NDArray[np.float64]  # one per image
+
+CACHE = (
+    100_000  # numbers worked on at once: more leave the processor's cache, which doubles the time
+)
 
 
 def operate(images: Tensor, chosen: NDArray[np.int64], strength: Numbers, sign: Numbers) -> Tensor:
@@ -145,24 +150,51 @@ def slant(shear: Numbers) -> Numbers:
 def warp(images: Tensor, matrix: Numbers, offset: Numbers) -> Tensor:
     """Each pixel shows what was at `matrix` @ (x, y) + `offset`, in pixels from the centre.
 
-    Where there was nothing, it shows the commonest colour of the border: the paper of a scanned
-    digit, the sky of a photo.
+    Where there was nothing, it shows the usual colour of the border: the paper of a scanned digit,
+    the sky of a photo.
     """
     height, width = images.shape[-2:]
+    some = max(1, CACHE // images[0].numel())
+    if len(images) > some:
+        parts = [slice(start, start + some) for start in range(0, len(images), some)]
+        return torch.cat([warp(images[part], matrix[part], offset[part]) for part in parts])
     x = torch.arange(width) + (0.5 - width / 2)
     y = torch.arange(height)[:, None] + (0.5 - height / 2)
     m = torch.from_numpy(matrix).float()[:, :, :, None, None]
     o = torch.from_numpy(offset).float()[:, :, None, None]
     to_x = (m[:, 0, 0] * x + m[:, 0, 1] * y + o[:, 0]) * (2 / width)
     to_y = (m[:, 1, 0] * x + m[:, 1, 1] * y + o[:, 1]) * (2 / height)
-    border = border_colour(images)
+    border = border_colour(images).float()
     moved = F.grid_sample(
         images - border, torch.stack([to_x, to_y], -1), padding_mode="zeros", align_corners=False
     )
     return moved.add_(border).round_().to(torch.uint8)
 
 
+def slide(images: Tensor, right: NDArray[np.int64], down: NDArray[np.int64]) -> Tensor:
+    """`warp` by whole pixels only, several times faster: each pixel shows what was that far off."""
+    pixels, (height, width) = images.numpy(), images.shape[-2:]
+    x, y = int(abs(right).max()), int(abs(down).max())
+    padded = np.empty((*pixels.shape[:2], height + 2 * y, width + 2 * x), np.uint8)
+    padded[:] = border_colour(images).numpy()
+    padded[:, :, y : y + height, x : x + width] = pixels
+    windows = sliding_window_view(padded, (height, width), axis=(2, 3))
+    return torch.from_numpy(windows[np.arange(len(pixels)), :, down + y, right + x])
+
+
+def mirror(images: Tensor, mirrored: NDArray[np.bool_]) -> Tensor:
+    rows = np.flatnonzero(mirrored)
+    if not len(rows):
+        return images
+    pixels = images.numpy().copy()  # numpy: a third of torch's time for such small pieces
+    pixels[rows] = pixels[rows, :, :, ::-1]
+    return torch.from_numpy(pixels)
+
+
 def border_colour(images: Tensor) -> Tensor:
-    """The median of the outermost pixels, float (B, C, 1, 1)."""
-    sides = [images[:, :, 0], images[:, :, -1], images[:, :, 1:-1, 0], images[:, :, 1:-1, -1]]
-    return torch.cat(sides, -1).median(-1).values[:, :, None, None].float()
+    """The median of eight pixels, the corners and the middles of the sides: (B, C, 1, 1)."""
+    height, width = images.shape[-2:]
+    y = [0, 0, 0, height // 2, height // 2, height - 1, height - 1, height - 1]
+    x = [0, width // 2, width - 1, 0, width - 1, 0, width // 2, width - 1]
+    median = np.partition(images.numpy()[:, :, y, x], 3, axis=-1)[:, :, 3, None, None]
+    return torch.from_numpy(median)

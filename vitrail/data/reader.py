@@ -1,5 +1,6 @@
 """One image of a data set, as large as it is kept: what the cache holds, and what it saves."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -70,29 +71,51 @@ class Reader:
 
 
 def decode(reader: Reader, items: Items, workers: int) -> Iterator[tuple[int, Pixels | str]]:
-    """Each item with its pixels, or with the words why it cannot be read."""
+    """Each item with its pixels, which are valid until the next one, or why it cannot be read."""
     if not len(items):
         return
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     if len(chunks) <= workers or not reader.packed(int(items[0])):
         workers = 0
+    height, width = reader.spare
+    room = 2 * height * width * reader.view.channels  # sides of 1 : 2
     name = reader.source.ids.__getitem__
-    for chunk, images, _ in ahead(Decode(reader), chunks, workers=workers, name=name):
-        yield from zip(chunk.tolist(), images, strict=True)
+    for chunk, images, slot in ahead(
+        Decode(reader), chunks, workers=workers, room=CHUNK * room if workers else 0, name=name
+    ):
+        start = 0
+        for item, image in zip(chunk.tolist(), images, strict=True):
+            if isinstance(image, tuple):
+                end = start + math.prod(image)
+                yield item, slot[start:end].reshape(image)
+                start = end
+            else:
+                yield item, image
 
 
 @dataclass(frozen=True)
 class Decode:
-    """The work on one chunk."""
+    """The work on one chunk: pixels go into the slot and only their shape is answered."""
 
     reader: Reader
 
-    def __call__(self, chunk: Items, slot: Slot, note: Note) -> list[Pixels | str]:
-        images: list[Pixels | str] = []
+    def __call__(
+        self, chunk: Items, slot: Slot, note: Note
+    ) -> list[tuple[int, ...] | Pixels | str]:
+        answers: list[tuple[int, ...] | Pixels | str] = []
+        start = 0
         for item in chunk.tolist():
             note(item)
             try:
-                images.append(self.reader(item))
+                pixels = self.reader(item)
             except UserError as error:
-                images.append(str(error))
-        return images
+                answers.append(str(error))
+                continue
+            end = start + pixels.size
+            if end <= len(slot):
+                slot[start:end] = pixels.reshape(-1)
+                answers.append(pixels.shape)
+                start = end
+            else:
+                answers.append(pixels)
+        return answers

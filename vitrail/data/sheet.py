@@ -1,0 +1,68 @@
+"""A picture of batches: what the model really sees, with labels."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from vitrail.data.config import Preprocess
+from vitrail.data.loader import Batch
+
+CELL, GAP, LINE = 112, 8, 16  # pixels: the shortest side of an image, between images, of a label
+
+
+def sheet(batch: Batch, classes: Sequence[str], view: Preprocess, columns: int = 8) -> bytes:
+    """The images of a batch as one PNG, the normalisation taken back, each above its label.
+
+    Small images are enlarged without smoothing; of mixed ones both classes are named.
+    """
+    pixels = visible(batch.images.cpu(), view)
+    times = max(1, CELL // min(view.height, view.width))
+    wide, tall = times * view.width, times * view.height
+    columns = min(columns, len(pixels))
+    rows = -(-len(pixels) // columns)
+    size = columns * (wide + GAP) + GAP, rows * (tall + LINE + GAP) + GAP
+    page = Image.new("RGB", size, "white")
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(12)
+    for number, image in enumerate(pixels):
+        left = GAP + number % columns * (wide + GAP)
+        top = GAP + number // columns * (tall + LINE + GAP)
+        page.paste(
+            Image.fromarray(image).resize((wide, tall), Image.Resampling.NEAREST), (left, top)
+        )
+        label = name_of(batch.targets[number], classes)
+        draw.text((left, top + tall + 1), shortened(label, font, wide), "black", font)
+    stream = io.BytesIO()
+    page.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def visible(images: Tensor, view: Preprocess) -> np.ndarray:
+    """Normalised floats (B, C, H, W) as uint8 (B, H, W, 3); of other sensors the first channel."""
+    mean = torch.tensor(view.mean)[:, None, None]
+    std = torch.tensor(view.std)[:, None, None]
+    pixels = ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+    colour = pixels if view.channels == 3 else pixels[:, :1].expand(-1, 3, -1, -1)
+    return colour.permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def name_of(target: Tensor, classes: Sequence[str]) -> str:
+    """A class, or "60 % cat, 40 % dog" where images were mixed."""
+    if target.ndim == 0:
+        return classes[int(target)]
+    shares = [(float(share), classes[k]) for k, share in enumerate(target) if share > 0.005]
+    shares.sort(key=lambda pair: -pair[0])
+    if len(shares) == 1:
+        return shares[0][1]
+    return ", ".join(f"{share:.0%} {name}".replace("%", " %") for share, name in shares)
+
+
+def shortened(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "...") > width:
+        text = text[:-1]
+    return text + "..."
