@@ -146,6 +146,12 @@ def test_balanced_classes_count_alike_and_an_image_1_on_average():
     torch.testing.assert_close(weights * counts, torch.full((3,), 100 / 3))
 
 
+def test_each_step_has_its_own_gradient():
+    config, batch = TrainConfig(lr=1e-9, batch=8), next(batches())
+    steps = list(train(Learner(Recorder(), config), [batch] * 3, config, 3))
+    assert steps[2].gradient == pytest.approx(steps[0].gradient)
+
+
 def test_long_gradients_are_shortened_to_the_limit():
     config = TrainConfig(batch=8, clip=0.01)
     model = learner(config)

@@ -374,16 +374,17 @@ def test_an_error_in_the_block_frees_the_lock_and_stays_itself(tmp_path):
     assert attempt(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only waits
 def test_workers_that_outlive_the_process_do_not_hold_its_lock(tmp_path):
     with lock(tmp_path):
-        worker = subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False
-        )
+        worker = os.fork()
+        if worker == 0:
+            signal.pause()
     try:
         assert attempt(tmp_path)
     finally:
-        worker.kill()
-        worker.wait()
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
 
 
 def test_a_folder_that_cannot_be_locked_is_told(tmp_path):

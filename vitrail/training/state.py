@@ -142,7 +142,7 @@ def set_aside(path: Path) -> None:
     if path.exists():
         aside = path.with_name(path.name + BEFORE)
         if aside.exists():
-            discard(aside)
+            shutil.rmtree(aside)
         path.rename(aside)
 
 
@@ -157,16 +157,7 @@ def prune(folder: Path, step: int) -> None:
     newest = folder / f"step-{step:08d}"
     for path in saved(folder):
         if path not in (newest, *older[:1]):
-            discard(path)
-
-
-def discard(path: Path) -> None:
-    """Hides a state at once, so that a kill leaves no half of it to be found, then removes it."""
-    hidden = path.with_name(f".{path.name}.tmp")
-    if hidden.exists():
-        shutil.rmtree(hidden)
-    path.rename(hidden)
-    shutil.rmtree(hidden)
+            shutil.rmtree(path)  # a kill in here leaves a broken state older than a whole one
 
 
 def machine() -> dict[str, str | int]:
