@@ -56,7 +56,7 @@ def test_stopped_and_resumed_equals_never_stopped(digits, stop_at, monkeypatch, 
         stop_at(step)
         with pytest.raises(Stopped) as stopped:
             digits("part")
-    assert stopped.value.number == signal.SIGTERM
+    assert stopped.value.code == 128 + signal.SIGTERM
     monkeypatch.undo()
     part = run.resume(whole.folder.parent / "part", quiet=True)
     assert equal(tensors(whole.folder), tensors(part.folder))

@@ -31,12 +31,11 @@ FRESH: dict[str, Any] = {  # what a run knows of itself, beside its tensors
 }
 
 
-class Stopped(BaseException):
-    """A signal asked the run to stop; it was saved."""
+class Stopped(SystemExit):
+    """A signal asked the run to stop; it was saved. The exit code is the shell's for it."""
 
     def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
+        super().__init__(128 + number)
 
 
 class Driver:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from vitrail.data.loader import Loader
-from vitrail.data.source import indices
+from vitrail.data.source import Split, indices
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import logits
 from vitrail.run import auto
@@ -21,6 +21,7 @@ from vitrail.training.learner import Learner
 LOOKING = 0.05  # most of the time that may go into looking at validation images
 TRIAL = 2.0  # seconds that are timed for each kind of step
 ENDING = 1.0  # seconds to write the results
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,12 @@ def plan(
     """The recipe with its number of steps, and how often to look at the validation images."""
     settings = recipe.train
     timing = measure(recipe, loader, learner)
-    source = loader.source
-    validation = timing.image * len(indices(source, "val"))
-    every = max(1, math.ceil(validation / LOOKING / (timing.step * loader.steps)))
-    step = timing.step + validation / (every * loader.steps)
+    counts = {split: len(indices(loader.source, split)) for split in SPLITS}
+    # a step costs three forwards; counted, not timed, so that the same command gives the same run
+    every = max(1, math.ceil(counts["val"] / (3 * counts["train"]) / LOOKING))
+    step = timing.step + timing.image * counts["val"] / (every * loader.steps)
     # at the end the best weights see validation and test images once more
-    after = validation + timing.image * len(indices(source, "test")) + ENDING
+    after = timing.image * (counts["val"] + counts["test"]) + ENDING
     if minutes is not None:
         left = 60 * minutes - (time.monotonic() - began) - after
         steps = math.floor(left / step)
