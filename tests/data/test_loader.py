@@ -220,6 +220,20 @@ def test_all_broken_files_of_a_set_that_fits_are_named_at_once(workers):
         assert f"{name}: " in str(error.value)
 
 
+def test_who_goes_on_after_that_error_gets_it_again():
+    loader = Loader(broken_files(), LARGE, DataConfig(workers=0))
+    for _ in range(2):
+        with pytest.raises(UserError, match="4 images cannot be read"):
+            loader.prepare()
+
+
+def test_a_train_split_for_evaluation_only_is_decoded_once(files, monkeypatch):
+    loader = Loader(files, LARGE, DataConfig(workers=0), batch=8)
+    loader.prepare("train", training=False)
+    monkeypatch.setattr(Fake, "__getitem__", lambda *_: pytest.fail("read again"))
+    assert sum(len(batch.items) for batch in loader.evaluation("train")) == 27
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_set_that_does_not_fit_stops_at_the_first_broken_file(workers):
     config = DataConfig(workers=workers, **UNCACHED)

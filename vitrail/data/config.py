@@ -94,9 +94,7 @@ class Augment:
     magnitude: float = 1.0  # how far those go, from 0 to 1: at most (trivial), always (rand)
     erase: float = 0.0  # chance to paint a random rectangle over
     mixup: float = 0.0  # alpha of the blend of two images; 0 is off (Zhang et al., 2018)
-    cutmix: float = (
-        0.0  # alpha of pasting a part of one into the other; 0 is off (Yun et al., 2019)
-    )
+    cutmix: float = 0.0  # alpha of pasting part of one into another; 0 is off (Yun et al., 2019)
 
     def __post_init__(self) -> None:
         if self.policy not in get_args(Policy):

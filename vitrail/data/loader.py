@@ -77,20 +77,24 @@ class Loader:
         most = self.config.disk_gb
         self.disk = free_disk() // 2 if most is None else int(most * 1e9)
         self.broken: Broken = {}  # left out, with `skip_broken`
-        self._kept: dict[Split, Kept | None] = {}
+        self._kept: dict[tuple[Split, bool], Kept | None] = {}  # by split, and whole or not
         self._items: dict[Split, Items] = {}
 
-    def prepare(self, *splits: Split) -> None:
+    def prepare(self, *splits: Split, training: bool = True) -> None:
         """Decodes the splits (all without a name) if there is room to keep them.
 
         All images that turn out to be broken are told in one error; or, with `skip_broken`, left
-        out. Where there is no room, a broken image is an error when its batch comes.
+        out. Where there is no room, a broken image is an error when its batch comes. `training`
+        false keeps the train split as evaluation sees it, like the others.
         """
         broken: Broken = {}
         for split in splits or ("train", "val", "test"):
-            if split not in self._items:
-                broken |= self._prepare(split)
+            reader = self._reader(training and split == "train")
+            if (split, reader.whole) not in self._kept:
+                broken |= self._prepare(split, reader)
         if broken and not self.config.skip_broken:
+            self._kept.clear()  # who goes on all the same is told again
+            self._items.clear()
             images = "1 image" if len(broken) == 1 else f"{len(broken)} images"
             raise UserError(
                 f"{images} cannot be read: {'; '.join(broken.values())}; mend or remove them, "
@@ -100,9 +104,8 @@ class Loader:
             log.warning(f"left out {len(broken)} of {len(self.source)} images: they are broken")
         self.broken |= broken
 
-    def _prepare(self, split: Split) -> Broken:
+    def _prepare(self, split: Split, reader: Reader) -> Broken:
         items = indices(self.source, split)
-        reader = self._reader(training=split == "train")
         # the test split is read once: worth memory, in which broken files show early, but no file
         disk = 0 if split == "test" else self.disk
         found = keep(
@@ -118,17 +121,19 @@ class Loader:
             self.memory -= int(kept.starts[-1])
         if kept is None and self.config.skip_broken:
             broken = scan(reader, items, workers=self.workers, progress=self.progress)
-        self._kept[split] = kept
+        self._kept[split, reader.whole] = kept
         self._items[split] = np.setdiff1d(items, list(broken))
         return broken
 
     def _reader(self, training: bool) -> Reader:
+        """Large images are kept whole for training, to be cut anew each time."""
         return Reader(self.source, self.view, whole=training and not self.small)
 
     @property
     def steps(self) -> int:
         """Steps in an epoch."""
-        self.prepare("train")
+        if "train" not in self._items:
+            self.prepare("train")
         count = len(self._items["train"])
         if count < self.batch:
             raise UserError(f"{count} training images fill no batch of {self.batch}; take less")
@@ -150,7 +155,8 @@ class Loader:
 
     def evaluation(self, split: Split, batch: int | None = None) -> Iterator[Batch]:
         """This rank's share of a split, each image once and in order; the last batch is smaller."""
-        self.prepare(split)
+        if split not in self._items:
+            self.prepare(split, training=False)
         items = self._items[split][self.rank :: self.world]
         size = batch or max(1, self.batch // self.world)
         tasks = (
@@ -180,9 +186,8 @@ class Loader:
         self, split: Split, tasks: Iterator[Task], *, training: bool, size: int | None = None
     ) -> Iterator[tuple[Task, Tensor]]:
         """The uint8 images (B, C, H, W) of each task, which are valid until the next one."""
-        kept, reader = self._kept[split], self._reader(training)
-        fitting = kept is not None and (training or self.small or split != "train")
-        read = kept if kept is not None and fitting else reader
+        reader = self._reader(training)
+        read = self._kept.get((split, reader.whole)) or reader
         if isinstance(read, Kept) and not reader.whole and (together := read.together) is not None:
             yield from picked(torch.from_numpy(together), read, tasks)
             return
