@@ -231,7 +231,7 @@ def test_a_train_split_for_evaluation_only_is_decoded_once(files, monkeypatch):
     loader = Loader(files, LARGE, DataConfig(workers=0), batch=8)
     loader.prepare("train", training=False)
     monkeypatch.setattr(Fake, "__getitem__", lambda *_: pytest.fail("read again"))
-    assert sum(len(batch.items) for batch in loader.evaluation("train")) == 27
+    assert sum(len(batch.items) for batch in loader.evaluation("train")) == 28
 
 
 @pytest.mark.parametrize("workers", [0, 2])
