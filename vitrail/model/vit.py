@@ -44,7 +44,8 @@ class ViT(nn.Module):
         self.pre_logits = nn.Sequential(hidden) if config.head == "mlp" else nn.Identity()
         self.head = nn.Identity() if config.head == "none" else nn.Linear(width, config.classes)
         self.head_dist = nn.Linear(width, config.classes) if config.distilled else None
-        initialise(self)
+        if not self.norm.weight.is_meta:  # weights are on their way
+            initialise(self)
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:  # (B, C, H, W)
         """Logits of the images; with `keep`, an index (B, P'), only those patches are looked at."""
