@@ -1,0 +1,174 @@
+"""The tensors of a file put together into the state of a model, each read when it is needed."""
+
+import re
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
+from vitrail.model.vit import ViT
+from vitrail.zoo.adapt import resize_kernel, spread_channels, stretch_positions
+from vitrail.zoo.architecture import Found, unread
+from vitrail.zoo.layout import Parts
+
+BIASES = r"(patch_embed\.proj|blocks\.\d+\.attn\.qkv)\.bias"  # some models have none: zero here
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notes:
+    resized: list[str] = field(default_factory=list)
+    adapted: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def assemble(parts: Parts, found: Found, wanted: ViTConfig, source: str) -> tuple[ViT, Notes]:
+    """The model that is wanted, from the weights of the one that was found."""
+    notes, old = Notes(), found.vit
+    with torch.device("meta"):
+        model = ViT(wanted)
+    shapes = {name: one.shape for name, one in model.state_dict().items()}
+    new_head = head_changes(old, wanted, notes)
+    check_places(parts, old, shapes, new_head, source)
+    if wanted.depth < old.depth:
+        notes.adapted.append(f"depth {old.depth} -> {wanted.depth}: the first blocks")
+    special = tokens(parts, found, notes)
+    if "pos_embed" in special:
+        special["pos_embed"] = stretch_positions(special["pos_embed"], old, wanted, notes.resized)
+    state, biases = {}, []
+    for name, shape in shapes.items():
+        if name in special:
+            x = special[name]
+        elif new_head and name.split(".")[0] in ("head", "head_dist"):
+            x = torch.zeros(shape)
+        elif name not in parts.pieces and re.fullmatch(BIASES, name):
+            x = torch.zeros(shape)
+            biases.append(name)
+        elif name not in parts.pieces and pooled(parts, name):
+            x = torch.eye(*shape) if len(shape) == 2 else torch.zeros(shape)
+        else:
+            x = fit(name, joined(parts, name, source), wanted, notes)
+        if x.shape != shape:
+            raise UserError(
+                f"{source} has {name} as {sizes(x.shape)}, which should be {sizes(shape)}"
+            )
+        state[name] = x.to(torch.float32).contiguous()
+    if biases:
+        notes.adapted.append(f"{len(biases)} biases, such as {biases[0]}: zero, the file has none")
+    if pooled(parts, "head.weight") and old.head == "mlp" and not new_head:
+        notes.adapted.append("head: the identity, so that the output is the pooler's")
+    kinds = {one.dtype for name in shapes for one in parts.pieces.get(name, {}).values()}
+    for kind in sorted(str(kind).removeprefix("torch.") for kind in kinds - {torch.float32}):
+        notes.adapted.append(f"numbers {kind} -> float32")
+    model.load_state_dict(state, assign=True)
+    return model.eval(), notes
+
+
+def head_changes(old: ViTConfig, wanted: ViTConfig, notes: Notes) -> bool:
+    """Whether a new head starts at zero (Dosovitskiy et al., 2021, section 3.2)."""
+    if wanted.head == "none":
+        if old.head != "none":
+            notes.left_out.append("head: not wanted")
+        return False
+    if old.head == wanted.head and old.classes == wanted.classes:
+        return False
+    before = "no head" if old.head == "none" else f"classes {old.classes}"
+    notes.adapted.append(f"{before} -> classes {wanted.classes}: a new head of zeros")
+    if old.head == "mlp":
+        notes.left_out.append("pre_logits: the hidden layer of the old head")
+    return True
+
+
+def check_places(
+    parts: Parts, old: ViTConfig, shapes: dict[str, torch.Size], new_head: bool, source: str
+) -> None:
+    """Stops if a tensor of the file has no place in the model and no reason to have none."""
+    used = {*shapes, *unread(parts, {"pool": old.pool, "distilled": old.distilled}), "reg_token"}
+    lost = [name for name in parts.pieces if name not in used and not dropped(name, shapes, old)]
+    if lost:
+        raise UserError(f"{source} has {lost[0]}, for which this model has no place")
+
+
+def dropped(name: str, shapes: dict[str, torch.Size], old: ViTConfig) -> bool:
+    """Whether a tensor goes with a block or a head that is not wanted."""
+    front = name.split(".")[0]
+    if front in ("head", "head_dist", "pre_logits"):
+        return old.head != "none"
+    return front == "blocks" and f"blocks.{name.split('.')[1]}.norm1.weight" not in shapes
+
+
+def pooled(parts: Parts, name: str) -> bool:
+    """Whether a file ends in a hidden layer without a head, as Hugging Face's ViTModel does."""
+    return (
+        name in ("head.weight", "head.bias")
+        and "head.weight" not in parts.pieces
+        and "pre_logits.fc.weight" in parts.pieces
+    )
+
+
+def joined(parts: Parts, name: str, source: str) -> Tensor:
+    """A tensor from its pieces. Where keys have no bias, a gap stays between two pieces: zero."""
+    pieces = parts.pieces.get(name)
+    if pieces is None:
+        raise UserError(f"{source} is no whole model: {name} is missing")
+    if list(pieces) == [0]:
+        x = pieces[0].read()
+    else:
+        read = {number: pieces[number].read() for number in sorted(pieces)}
+        first = next(iter(read.values()))
+        gap = torch.zeros_like(first)
+        x = torch.cat([read.get(number, gap) for number in range(max(read) + 1)])
+    if not x.is_floating_point():
+        raise UserError(f"{source} has {name} as {x.dtype}; give floating point weights")
+    return x
+
+
+def fit(name: str, x: Tensor, wanted: ViTConfig, notes: Notes) -> Tensor:
+    """The first convolution fitted to other channels and patches; all else as it is."""
+    first = "patch_embed.proj.weight"
+    if wanted.stem != "patch":
+        first = "patch_embed.backbone.stem.conv.weight"
+    if name != first:
+        return x
+    x = spread_channels(x.to(torch.float32), wanted.channels, notes.adapted)
+    return resize_kernel(x, wanted.patch, notes.resized) if wanted.stem == "patch" else x
+
+
+def tokens(parts: Parts, found: Found, notes: Notes) -> dict[str, Tensor]:
+    """The tokens in front of the patches and all positions, arranged as here.
+
+    Others give positions to all these tokens, to some or to none. Here [CLS] and distillation have
+    one, and a token that no head reads is a register, with its position added to it for good.
+    """
+    read = {
+        name: joined(parts, name, "the file")
+        for name in ("cls_token", "dist_token", "reg_token")
+        if name in parts.pieces
+    }
+    idle = unread(parts, {"pool": found.vit.pool, "distilled": found.vit.distilled})
+    positions = joined(parts, "pos_embed", "the file") if "pos_embed" in parts.pieces else None
+    slots: list[Tensor] = []
+    registers: list[Tensor] = []
+    state: dict[str, Tensor] = {}
+    start = 0
+    for name, x in read.items():
+        own = None
+        if positions is not None and start < found.slots:
+            own = positions[:, start : start + x.shape[1]]
+        start += x.shape[1]
+        if name == "reg_token" or name in idle:
+            registers.append(x if own is None else x + own)
+        else:
+            state[name] = x
+            slots.append(torch.zeros_like(x) if own is None else own)
+    notes.adapted.extend(f"{token}: a register, no head reads it" for token in idle)
+    if registers:
+        state["reg_token"] = torch.cat(registers, dim=1)
+    if positions is not None:
+        state["pos_embed"] = torch.cat([*slots, positions[:, found.slots :]], dim=1)
+    return state
+
+
+def sizes(shape: torch.Size) -> str:
+    return " x ".join(str(side) for side in shape)
