@@ -136,7 +136,7 @@ def read_file(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
                 raise UserError("not a regular file")
             check_bytes(status.st_size, max_bytes)
             with open(handle, "rb", closefd=False) as file:
-                return file.read(max_bytes)
+                return file.read(status.st_size)  # not max_bytes: Python would set that much aside
         finally:
             os.close(handle)
     except UserError:
