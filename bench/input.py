@@ -1,24 +1,25 @@
 """From files to batches: our loader against torch's with Pillow and the usual transforms.
 
-    python -m bench.input [--workers 2] [--images 384] [--rounds 8] [--photos FOLDER] [--json]
+    python -m bench.input [--workers 2] [--images 1536] [--photos FOLDER] [--json]
 
 Photos of about 500 x 375 pixels become batches of 64 at 224 pixels: cropped at random, mirrored,
 normalised. "first" decodes everything and starts its processes, "later" is any other epoch. "tiny"
 is a set of 32-pixel images in memory, moved by up to 4 pixels and mirrored, in batches of 128.
 """
 
-import argparse
+import io
 import json
 import math
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
+import tyro
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -29,10 +30,12 @@ from vitrail.data.config import Augment, DataConfig, Preprocess
 from vitrail.data.folder import Files, open_folder
 from vitrail.data.loader import Loader
 from vitrail.data.source import Item
+from vitrail.files import write
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-val-300"
 VIEW = Preprocess(size=224, interpolation="bilinear", mean=(0.485, 0.456, 0.406), std=(0.229,))
 TINY = Preprocess(size=32, mean=(0.49, 0.48, 0.45), std=(0.25,))
+TINIES = 32 * 128  # images in the tiny set
 WANTED = {"first": 1.3, "later": 3.0, "tiny": 20.0}
 
 Task = Callable[[], object]
@@ -169,29 +172,63 @@ def make_photos(folder: Path, count: int, photos: Path) -> Files:
     Enlarged real photos, or coloured clouds where there are none; noise gives them fine detail.
     """
     found = sorted(photos.glob("*.jpg")) if photos.is_dir() else []
+    made: list[bytes] = []
     for number in range(count):
-        luck = np.random.default_rng(number)
-        if found:
-            image = Image.open(found[number % len(found)]).convert("RGB")
-        else:
-            image = Image.fromarray(luck.integers(0, 256, (47, 62, 3), dtype=np.uint8))
-        pixels = np.asarray(image.resize((500, 375), Image.Resampling.BICUBIC))
-        pixels = (pixels + luck.normal(0, 8, (375, 500, 1))).clip(0, 255).astype(np.uint8)
+        if number < 300:  # more would only take longer to make
+            made.append(photo(number, found))
         path = folder / f"class {number % 2}" / f"{number}.jpg"
         path.parent.mkdir(exist_ok=True)
-        Image.fromarray(pixels).save(path, quality=95)
+        path.write_bytes(made[number % len(made)])
     source = open_folder(folder, classes=None, split=False, progress=False)
     return replace(source, splits=np.full(len(source), "train"))
 
 
-def measure(workers: int, images: int, rounds: int, photos: Path) -> dict[str, dict[str, object]]:
+def photo(number: int, found: list[Path]) -> bytes:
+    luck = np.random.default_rng(number)
+    if found:
+        image = Image.open(found[number % len(found)]).convert("RGB")
+    else:
+        image = Image.fromarray(luck.integers(0, 256, (47, 62, 3), dtype=np.uint8))
+    pixels = np.asarray(image.resize((500, 375), Image.Resampling.BICUBIC))
+    pixels = (pixels + luck.normal(0, 8, (375, 500, 1))).clip(0, 255).astype(np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "JPEG", quality=95)
+    return stream.getvalue()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    workers: int = 2  # processes that read, ours and theirs
+    images: int = 1536  # photos in the set
+    rounds: int = 12  # of a case, at most
+    seconds: float = 60  # for a case; it takes longer only if it has too few rounds by then
+    photos: Path = PHOTOS  # folder of JPEG files to make the set of
+    out: Path = Path(__file__).parent / "results" / "input.json"  # where the numbers go
+    json: bool = False  # print them as JSON
+
+
+def main(settings: Settings) -> None:
+    """Our loader against torch's with Pillow and the usual transforms, in one run."""
+    found = measure(settings)
+    write(settings.out, json.dumps(found, indent=1) + "\n")
+    if settings.json:
+        print(json.dumps(found, indent=1))
+        return
+    for case, row in found.items():
+        ours, usual = row["vitrail_images_per_s"], row["usual_images_per_s"]
+        print(f"{case:<6} {ours:>6} against {usual:>5} images/s", end=": ")
+        print(f"{row['ratio']:>5}x, wanted {row['wanted']}x; halves {row['halves']}")
+
+
+def measure(settings: Settings) -> dict[str, dict[str, object]]:
     """For each case, images per second of both, and how many times faster we are."""
-    found = {}
+    found: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        cases = photo_tasks(make_photos(Path(folder), images, photos), workers)
-        for case, tasks in {**cases, "tiny": tiny_tasks(32 * 128)}.items():
-            row = compare(interleave(tasks, rounds, seconds=120))["usual"]
-            count = 32 * 128 if case == "tiny" else images // 64 * 64
+        source = make_photos(Path(folder), settings.images, settings.photos)
+        cases = {**photo_tasks(source, settings.workers), "tiny": tiny_tasks(TINIES)}
+        for case, tasks in cases.items():
+            row = compare(interleave(tasks, settings.rounds, settings.seconds))["usual"]
+            count = TINIES if case == "tiny" else settings.images // 64 * 64
             found[case] = {
                 "usual_images_per_s": round(count / row.median),
                 "vitrail_images_per_s": round(count / row.median * row.ratio),
@@ -202,23 +239,5 @@ def measure(workers: int, images: int, rounds: int, photos: Path) -> dict[str, d
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--images", type=int, default=384)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--photos", type=Path, default=PHOTOS)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    found = measure(given.workers, given.images, given.rounds, given.photos)
-    if given.json:
-        print(json.dumps(found, indent=1))
-        return
-    for case, row in found.items():
-        ours, usual = row["vitrail_images_per_s"], row["usual_images_per_s"]
-        print(f"{case:<6} {ours:>6} against {usual:>5} images/s", end=": ")
-        print(f"{row['ratio']:>5}x, wanted {row['wanted']}x; halves {row['halves']}")
-
-
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Settings))
