@@ -56,6 +56,13 @@ def test_csv_tsv_and_jsonl_are_the_same_data(folder):
         assert source[3].content == encoded(3)
 
 
+def test_a_table_can_be_reached_through_dots(folder, monkeypatch):
+    table(folder, csv())
+    (folder / "deep").mkdir()
+    monkeypatch.chdir(folder / "deep")
+    assert len(open_data("../images/../table.csv")) == len(ROWS)
+
+
 def test_the_split_column_is_followed_if_it_is_there(folder):
     splits = ["train"] * 4 + ["valid", "Validation", "test", "testing"]
     rows = [(*row, split) for row, split in zip(ROWS, splits, strict=True)]

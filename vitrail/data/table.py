@@ -64,8 +64,7 @@ class Reader:
     """Takes rows one by one, and checks each."""
 
     def __init__(self, root: Path):
-        self.root = str(root)
-        self.inside = os.path.realpath(root)
+        self.root = os.path.realpath(root)  # without dots, so that paths compare
         self.real: dict[str, str] = {}  # of each folder met
         self.paths: dict[str, int] = {}  # the row of each path
         self.found: dict[str, int] = {}  # the first row of each label
@@ -103,7 +102,7 @@ class Reader:
                 real = os.path.join(self.real[folder], os.path.basename(full))
         except OSError as error:
             raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-        if not within(real, self.inside):
+        if not within(real, self.root):
             raise UserError(f"{path} is a link that leaves the folder of the table")
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path} is no regular file")

@@ -228,7 +228,7 @@ def describe(recipe: Recipe, loader: Loader, facts: Mapping[str, Any]) -> dict[s
         "name": recipe.model,
         "classes": list(source.classes),
         "channels": recipe.view.channels,
-        "view": recipe.view.plain(),
+        "preprocess": recipe.view.plain(),
         "data": {"name": source.name, "source": recipe.source, "fingerprint": facts["data"]},
         "recipe": digest(recipe),
         "temperature": None,

@@ -30,7 +30,8 @@ def open_for(classifier: Classifier, data: str | Path, part: Part | None) -> tup
     known = str(data) == own.get("source") or str(Path(data).resolve()) == own.get("source")
     source = open_data(data, classes=classifier.classes, split=known)
     if part is None:
-        part = "test" if len(indices(source, "test")) else "val" if known else "all"
+        held_out = len(indices(source, "test"))
+        part = "test" if 0 < held_out < len(source) or known else "all"
     if not len(indices(source, part)):
         raise UserError(f"{source.name} has no {part} images; choose another --split")
     return source, part
