@@ -1,0 +1,1 @@
+"""Speed and memory against the peers, as ratios in one run."""
