@@ -11,7 +11,7 @@ from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.zoo.adapt import resize_kernel, spread_channels, stretch_positions
 from vitrail.zoo.architecture import Found, unread
-from vitrail.zoo.layout import Parts
+from vitrail.zoo.layout import Parts, listing
 
 BIASES = r"(patch_embed\.proj|blocks\.\d+\.attn\.qkv)\.bias"  # some models have none: zero here
 
@@ -55,7 +55,7 @@ def assemble(parts: Parts, found: Found, wanted: ViTConfig, source: str) -> tupl
             )
         state[name] = x.to(torch.float32).contiguous()
     if biases:
-        notes.adapted.append(f"{len(biases)} biases, such as {biases[0]}: zero, the file has none")
+        notes.adapted.append(f"{listing(biases)}: zero, the file has none")
     if pooled(parts, "head.weight") and old.head == "mlp" and not new_head:
         notes.adapted.append("head: the identity, so that the output is the pooler's")
     kinds = {one.dtype for name in shapes for one in parts.pieces.get(name, {}).values()}

@@ -1,6 +1,7 @@
 """What the files beside the weights say: timm's and Hugging Face's config.json."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ SHOWN = {
     "qk_norm", "init_values", "class_token", "reg_tokens", "no_embed_class", "pre_norm", "fc_norm",
     "pos_embed", "dynamic_img_size", "drop_rate", "pos_drop_rate", "patch_drop_rate",
     "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "weight_init", "fix_init",
+    "num_reg_tokens", "use_fc_norm",
 }  # fmt: skip
 FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn")
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # as Pillow counts
@@ -190,7 +192,7 @@ def hugging_face_view(processor: Mapping[str, Any], told: list[str]) -> dict[str
         view["std"] = tuple(processor.get("image_std", (0.5, 0.5, 0.5)))
     size, squeezed = side(processor.get("size", 224))
     if processor.get("do_center_crop", "crop_size" in processor):
-        view["crop"] = min(1.0, side(processor.get("crop_size", size))[0] / size)
+        view["crop"] = share(side(processor.get("crop_size", size))[0], size)
     if squeezed and processor.get("do_resize", True):
         told.append(
             "resizing: Hugging Face squeezes a picture into a square, here its centre is cut out"
@@ -206,6 +208,14 @@ def side(size: Any) -> tuple[int, bool]:
     if "shortest_edge" in size:
         return int(size["shortest_edge"]), False
     return min(int(size["height"]), int(size["width"])), True
+
+
+def share(inner: int, outer: int) -> float:
+    """A crop that, divided into `inner` and rounded down, gives `outer` again."""
+    crop = min(1.0, inner / outer)
+    while math.floor(inner / crop) < outer:
+        crop = math.nextafter(crop, 0)
+    return crop
 
 
 def smoothing(name: str, told: list[str]) -> str:

@@ -48,8 +48,11 @@ class Parts:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
-def sort(contents: Contents, source: str) -> Parts:
-    """Recognises the layout and gives every tensor its place, or a reason why it has none."""
+def sort(contents: Contents, source: str, head: bool = True) -> Parts:
+    """Recognises the layout and gives every tensor its place, or a reason why it has none.
+
+    `head` says whether the file's own head is needed.
+    """
     tensors = dict(google.unstacked(contents.tensors))
     format, front, told, rivals = recognise(tensors, source)
     pieces: dict[str, dict[int, Stored]] = {}
@@ -80,8 +83,10 @@ def sort(contents: Contents, source: str) -> Parts:
     left_out = [f"{listing(those)}: {reason}" for reason, those in reasons.items()]
     if format == "google":
         vit |= {"heads": google.turn(pieces, source), "mlp": "gelu_tanh"}
-        told.append("GELU in its tanh form: Google's code has it so")
-    return Parts(format=format, pieces=pieces, left_out=left_out, told=told, vit=vit)
+        told.append("mlp gelu_tanh: as Google's code has it")
+    parts = Parts(format=format, pieces=pieces, left_out=left_out, told=told, vit=vit)
+    halve_head(parts, head, source)
+    return parts
 
 
 def normal(name: str) -> str:
@@ -143,6 +148,27 @@ def put(pieces: dict[str, dict[int, Stored]], ours: str, stored: Stored, source:
     if int(number or 0) in place:
         raise UserError(f"{source} has two tensors for {name}; save one model by itself")
     place[int(number or 0)] = stored
+
+
+def halve_head(parts: Parts, needed: bool, source: str) -> None:
+    """DINOv2's head there reads [CLS] and the average of the patches; ours reads [CLS]."""
+    head, kernel = (
+        parts.pieces.get("head.weight", {}).get(0),
+        parts.shape("patch_embed.proj.weight"),
+    )
+    if head is None or kernel is None or head.shape[1:] != (2 * kernel[0],):
+        return
+    width = kernel[0]
+    if not head.read()[:, width:].any():
+        parts.pieces["head.weight"][0] = head.turned((head.shape[0], width), lambda x: x[:, :width])
+        return
+    if needed:
+        raise UserError(
+            f"{source} has a head that reads the average of the patches beside [CLS], which no "
+            f"model here does; load it without: --vit.head none"
+        )
+    del parts.pieces["head.weight"], parts.pieces["head.bias"]
+    parts.left_out.append("classifier: it reads the average of the patches beside [CLS]")
 
 
 def listing(those: list[str]) -> str:

@@ -72,7 +72,7 @@ def load(
         beside = own_words(facts)
     else:
         facts, beside = {}, place.beside
-        parts = sort(contents, source)
+        parts = sort(contents, source, head=flags.get("head") != "none" and "classes" not in flags)
         row = find(*beside.names, *place.names)
         found = recognise(parts, beside, row, flags, source)
     wanted = change(found.vit, flags, source)
