@@ -70,7 +70,7 @@ def train(
             loss = backward(learner, look, objective, images, targets, config.accumulate)
         scaler.unscale_(optimizer)
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        number, gradient = torch.stack([loss.double(), norm.double()]).tolist()
+        number, gradient = torch.stack([loss.float(), norm.float()]).tolist()
         overflow = not math.isfinite(gradient)  # in float16, a smaller scale may still mend it
         if not math.isfinite(number) or (overflow and scaler.get_scale() <= 1):
             raise Diverged(

@@ -124,7 +124,10 @@ def orthogonal(x: Tensor) -> Tensor:
 
 
 def pace(shape: torch.Size) -> float:
-    """How far an orthogonal matrix moves the weights at learning rate 1."""
+    """How far to move along an orthogonal matrix, at learning rate 1 (Liu et al., 2025).
+
+    The mean square of the change is then that of AdamW, and one rate serves all parameters.
+    """
     return 0.2 * math.sqrt(max(shape))
 
 
