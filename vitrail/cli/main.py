@@ -15,7 +15,7 @@ from vitrail.errors import UserError
 STARTED = time.monotonic()  # `--minutes` count from here
 
 # In the order of `--help`; each is a function of that name in `vitrail.cli.<verb>`.
-VERBS = ("demo", "train", "resume", "evaluate", "predict", "models", "datasets")
+VERBS = ("demo", "check", "train", "resume", "evaluate", "predict", "convert", "models", "datasets")
 
 
 def main(arguments: list[str] | None = None) -> None:
