@@ -124,6 +124,13 @@ def test_evaluation_sees_what_preprocess_makes_each_image_once(files, view, conf
     assert torch.equal(torch.cat([batch.images for batch in batches]), torch.stack(theirs))
 
 
+@pytest.mark.parametrize("where", [{}, UNCACHED], ids=["memory", "none"])
+def test_an_empty_split_has_no_batches(where):
+    source = Fake(arrays())
+    source.splits = np.full(60, "train")
+    assert not list(Loader(source, SMALL, DataConfig(**where)).evaluation("val"))
+
+
 def test_evaluation_on_two_ranks_counts_each_image_once(files):
     loaders = [Loader(files, SMALL, DataConfig(), batch=4, rank=rank, world=2) for rank in (0, 1)]
     items = [b.items for loader in loaders for b in loader.evaluation("train")]

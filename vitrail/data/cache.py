@@ -57,7 +57,7 @@ class Kept:
     @property
     def together(self) -> Pixels | None:
         """All images as one array (items, height, width, channels), if they have one size."""
-        if len(np.unique(self.shapes, axis=0)) != 1:
+        if not len(self.shapes) or (self.shapes != self.shapes[0]).any():
             return None
         return self.pixels[: self.starts[-1]].reshape(-1, *self.shapes[0])
 

@@ -158,6 +158,8 @@ class Loader:
         if split not in self._items:
             self.prepare(split, training=False)
         items = self._items[split][self.rank :: self.world]
+        if not len(items):
+            return
         size = batch or max(1, self.batch // self.world)
         tasks = (
             Task(number, 0, part, part)
@@ -175,7 +177,9 @@ class Loader:
         epoch, number = divmod(start, steps)
         while True:
             chosen = items[order(self.source.labels[items], self.seed, epoch, self.config.balanced)]
-            draws = chosen + len(self.source) * repeats(chosen)
+            draws = chosen
+            if self.config.balanced:
+                draws = chosen + len(self.source) * repeats(chosen)
             for step in range(number, steps):
                 first = step * self.batch + self.rank * share
                 mine = slice(first, first + share)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -99,7 +100,10 @@ class Worker:
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, work, memory, room, self.on)
         self.process = context.Process(target=serve, args=arguments, daemon=True)
-        self.process.start()
+        with warnings.catch_warnings():
+            # from Python 3.12 on: torch's idle threads are no danger to a child that starts none
+            warnings.filterwarnings("ignore", "This process .* multi-threaded", DeprecationWarning)
+            self.process.start()
         theirs.close()
 
     def send(self, slot: int, task: Any) -> None:
