@@ -150,7 +150,7 @@ def fitting(
 ) -> tuple[str, ViTConfig]:
     """The largest small model that still sees every image often enough, within the time."""
     size, patch = picture(facts.side, device)
-    for name, needed in (("Mini", 60), ("Micro", 15)):
+    for name, needed in (("Mini", 80), ("Micro", 30)):
         vit = small(name, size, patch)
         passes = expected(facts, vit, rate, minutes, epochs)
         seconds = passes * facts.images * 3 * macs(vit) / rate
