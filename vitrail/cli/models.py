@@ -1,23 +1,71 @@
-"""`vitrail models`: every named architecture with its size and cost."""
+"""`vitrail models`: every named architecture with its size and cost; published weights."""
 
 import json as as_json
 
 from vitrail.model.config import ViTConfig
 from vitrail.model.cost import macs, parameters
 from vitrail.zoo.presets import PRESETS, preset
+from vitrail.zoo.weights import PUBLISHED, Published
 
 
-def models(json: bool = False) -> None:
+def models(weights: bool = False, json: bool = False) -> None:
     """List the named models with parameters, multiply-adds and tokens.
 
     Args:
+        weights: list published weights instead: where they are, what they want, how good they are
         json: print one JSON document instead of a table
     """
-    rows = [row(name, preset(name)) for name in PRESETS]
+    rows = [of(one) for one in PUBLISHED] if weights else [row(n, preset(n)) for n in PRESETS]
     if json:
         print(as_json.dumps(rows, indent=1))
+    elif weights:
+        show_weights(rows)
     else:
         show(rows)
+
+
+def of(one: Published) -> dict[str, object]:
+    """What the table of weights says, as JSON has it."""
+    config = one.vit
+    return {
+        "name": one.name,
+        "hub": one.hub or None,
+        "files": list(one.files),
+        "architecture": one.preset,
+        "changes": one.changes,
+        "image": config.image,
+        "parameters": parameters(config),
+        "preprocess": one.means,
+        "crop": one.crop,
+        "interpolation": one.interpolation,
+        "accuracy": one.accuracy,
+        "source": one.source or None,
+        "licence": one.licence,
+    }
+
+
+def show_weights(rows: list[dict[str, object]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for column in ("name", "parameters", "image", "mean, std", "ImageNet", "licence", "where"):
+        right = column in ("parameters", "image", "ImageNet")
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
+    for entry in rows:
+        accuracy = entry["accuracy"]
+        table.add_row(
+            str(entry["name"]),
+            f"{entry['parameters']:,}",
+            str(entry["image"]),
+            str(entry["preprocess"]),
+            f"{accuracy:.1%}" if isinstance(accuracy, float) else "no head",
+            str(entry["licence"]),
+            f"hf:{entry['hub']}" if entry["hub"] else str(entry["files"])[2:-2],
+        )
+    console = Console()
+    console.width = max(console.width, 160)  # names are read or copied whole, or not at all
+    console.print(table)
 
 
 def row(name: str, config: ViTConfig) -> dict[str, object]:
