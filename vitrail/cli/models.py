@@ -59,7 +59,7 @@ def show_weights(rows: list[dict[str, object]]) -> None:
             f"{entry['parameters']:,}",
             str(entry["image"]),
             str(entry["preprocess"]),
-            f"{accuracy:.1%}" if isinstance(accuracy, float) else "no head",
+            f"{accuracy:.1%}" if isinstance(accuracy, float) else "-",
             str(entry["licence"]),
             f"hf:{entry['hub']}" if entry["hub"] else str(entry["files"])[2:-2],
         )
