@@ -182,6 +182,11 @@ def test_a_sheet_by_another_name_is_refused(fine, tmp_path):
     assert "is a PNG" in check(fine, "--augmented", tmp_path / "sheet.jpg")
 
 
+def test_fewer_than_no_workers_are_refused(fine):
+    with pytest.raises(SystemExit, match="workers is -1"):
+        main(["check", str(fine), "--workers", "-1"])
+
+
 def test_tar_shards_are_examined(tmp_path, capsys):
     members = {}
     for number in range(40):

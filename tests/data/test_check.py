@@ -214,6 +214,21 @@ def test_the_gravest_findings_come_first(judged):
     assert weights[0] == "stop"
 
 
+@pytest.mark.parametrize("name", ["Leaks", "Conflicts", "Near leaks", "Copies", "Near copies"])
+def test_copies_are_worth_a_warning(judged, name):
+    assert finding(judged, name).weight == "warn"
+
+
+def test_a_leak_is_shown_with_images_of_different_splits_first():
+    one = arrays(1, 40)[0]
+    contents = arrays(20, 40)
+    for item in (0, 1, 2, 3, 5, 4):  # of which 4 alone is for validation
+        contents[item] = one
+    judged = judge(examine(Fake(contents), workers=0))
+    (group,) = finding(judged, "Leaks").groups
+    assert group.items == (0, 4, 1, 2, 3, 5)
+
+
 def test_broken_files_that_may_be_skipped_do_not_stop(seen):
     judged = judge(seen, skip_broken=True)
     assert finding(judged, "Broken").weight == "warn"
@@ -348,6 +363,15 @@ def test_many_copies_do_not_make_the_page_long():
     assert len(finding(judged, "Leaks").groups) + len(finding(judged, "Copies").groups) >= 100
     pictures = Reader(page(judged, PLAN, progress=False)).all("img")
     assert len(pictures) <= 2 * 2 * GROUPS + check_page.SAMPLES
+
+
+def test_many_copies_of_one_picture_are_counted_instead_of_shown():
+    contents = [*arrays(1, 8) * 40, *arrays(20, 9)]
+    judged = judge(examine(Held(contents, classes=1), workers=0))
+    html = page(judged, PLAN, progress=False)
+    (group,) = finding(judged, "Leaks").groups
+    assert f"and {len(group.items) - check_page.COPIES} more like these" in html
+    assert len(Reader(html).all("img")) <= 4 * check_page.COPIES + check_page.SAMPLES
 
 
 def test_many_classes_do_not_make_the_page_long():

@@ -55,6 +55,8 @@ def check(
     place = pick_device(device).type
     if augmented is not None and augmented.suffix.lower() != ".png":
         raise UserError(f"the sheet is a PNG; {augmented} is named otherwise")
+    if workers is not None and workers < 0:
+        raise UserError(f"workers is {workers}; give a number of at least 0")
     source = open_data(data)
     for target in (out, augmented):
         if target is not None:

@@ -39,7 +39,7 @@ ODD = {  # what an image file may be beside plain grey or colour, and what becom
     "palette": "converted to red, green and blue",
     "16 bits": "scaled to 8 bits a channel",
     "transparent": "laid on white",
-    "frames": "of which only the first is used",
+    "frames": "of whose frames only the first is used",
     "turned": "put upright as the camera noted",
 }
 TRAITS = ("read", "constant", "photo", "small", "misnamed", *ODD)  # bits, the first is the lowest

@@ -21,7 +21,7 @@ from vitrail.errors import UserError
 
 # What one page shows at most, so that it opens quickly however large the set is.
 LINES = 200  # files in a list
-GROUPS = 8  # pictures or groups of them in a finding
+GROUPS = 9  # pictures or groups of them in a finding
 COPIES = 4  # pictures in a group
 CLASSES = 60  # bars
 SAMPLED = 24  # classes with sample pictures

@@ -4,13 +4,15 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.check import KINDS, ODD, Examination
-from vitrail.data.copies import Copies, Groups, find_copies
+from vitrail.data.copies import Copies, Groups, cut, find_copies
+from vitrail.data.source import Source
 
 Weight = Literal["stop", "warn", "note"]  # training would fail; would suffer; worth knowing
 
@@ -61,7 +63,7 @@ def judge(examination: Examination, *, skip_broken: bool = False) -> Judgement:
     copies, counts = find_copies(examination), count_classes(examination)
     findings = [
         *about_broken(examination, "warn" if skip_broken else "stop"),
-        *about_copies(copies),
+        *about_copies(copies, examination.source),
         *about_classes(examination.source.classes, counts[:, 0]),
         *about_splits(counts.sum(axis=0).tolist()),
         *about_pictures(examination),
@@ -97,7 +99,7 @@ def about_broken(examination: Examination, weight: Weight) -> Iterator[Finding]:
         )
 
 
-def about_copies(copies: Copies) -> Iterator[Finding]:
+def about_copies(copies: Copies, source: Source) -> Iterator[Finding]:
     across = {group[0] for group in copies.near_leaks}
     inside = [group for group in copies.near_duplicates if group[0] not in across]
     torn = {item for group in copies.conflicts for item in group}
@@ -136,9 +138,16 @@ def about_copies(copies: Copies) -> Iterator[Finding]:
     )
     for name, groups, words, advice in told:
         if groups:
-            noun = "group" if name.startswith("Near") else "picture"
-            title = words.format(count(len(groups), noun))
-            yield Finding(name, "warn", title, advice, [Group(tuple(group)) for group in groups])
+            title = words.format(count(len(groups), "group" if "Near" in name else "picture"))
+            values = source.labels if name == "Conflicts" else source.splits
+            shown = [Group(tuple(varied(group, values))) for group in groups]
+            yield Finding(name, "warn", title, advice, shown)
+
+
+def varied(group: list[int], values: NDArray[Any]) -> list[int]:
+    """The group in an order that begins with different values."""
+    turns = zip_longest(*cut(group, values))
+    return [item for turn in turns for item in turn if item is not None]
 
 
 def about_classes(names: tuple[str, ...], train: NDArray[np.int64]) -> Iterator[Finding]:
