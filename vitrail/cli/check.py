@@ -23,7 +23,7 @@ COLOURS = {"stop": "bold red", "warn": "yellow", "note": "cyan"}
 
 
 def check(
-    data: Annotated[str, tyro.conf.Positional],
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
     *,
     out: Path | None = None,
     augmented: Path | None = None,
