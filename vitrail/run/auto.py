@@ -88,7 +88,7 @@ def choose(
     told = f"{vit.patches} patches of {vit.patch} x {vit.patch}"
     reasons.append(f"image {vit.size[0]}: the pictures have {facts.side} pixels; {told}")
     told = f"width {vit.width}, {vit.depth} blocks"
-    reasons.append(f"model {model}: {told}; each image will be seen about {passes:.2g} times")
+    reasons.append(f"model {model}: {told}; each image will be seen about {round(passes, passes < 10)} times")
     augment, why = augmentation(facts, passes)
     reasons.append(f"augmentation {augment}: {why}")
     train = training(facts, vit, passes, reasons)
