@@ -261,5 +261,5 @@ def spread(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
     if len(numbers) in (1, channels):
         return numbers
     if channels == 1:
-        return (sum(numbers) / len(numbers),)
+        return (numbers[0] if len(set(numbers)) == 1 else sum(numbers) / len(numbers),)
     return (numbers * channels)[:channels]

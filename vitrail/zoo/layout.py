@@ -14,8 +14,8 @@ from vitrail.zoo.stored import Contents, Shape, Stored
 ANCHORS = {
     "timm": "patch_embed.proj.weight",
     "huggingface": "embeddings.patch_embeddings.projection.weight",
+    "google": "embedding.weight",  # before torchvision: its ResNets have a conv_proj too
     "torchvision": "conv_proj.weight",
-    "google": "embedding.weight",
 }
 TABLES: dict[str, Mapping[str, str]] = {
     "timm": names.TIMM | names.KIN_OF_TIMM,

@@ -1,0 +1,67 @@
+"""Weights of small published models, written as files in every layout."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.parity.weights import image, weight
+from vitrail.model.vit import ViT
+
+FIXTURES = Path(__file__).resolve().parents[1] / "parity" / "fixtures"
+LAYOUTS = ("timm", "transformers", "torchvision")
+NAMES = sorted(p.stem for p in FIXTURES.glob("*.json") if p.stem.startswith(LAYOUTS))
+
+
+def fixture(name: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((FIXTURES / f"{name}.json").read_text())
+    return read
+
+
+def tensors(name: str) -> dict[str, Tensor]:
+    shapes = fixture(name)["shapes"]
+    return {key: torch.from_numpy(weight(key, shape)) for key, shape in shapes.items()}
+
+
+def flags(name: str) -> dict[str, Any]:
+    """What no tensor of this model shows."""
+    config = fixture(name)["config"]
+    size = config["image"]
+    found = {"heads": config["heads"], "image": size if isinstance(size, int) else tuple(size)}
+    for setting in ("mlp", "eps", "positions"):
+        if setting in config and config[setting] != "swiglu":
+            found[setting] = config[setting]
+    return found
+
+
+def save(name: str, folder: Path) -> Path:
+    """A folder as the peer has it; with a config only where it decides who is read."""
+    folder.mkdir(exist_ok=True)
+    save_file(tensors(name), folder / "model.safetensors")
+    config = fixture(name)["config"]
+    if config.get("pool") == "avg" and "cls_token" in fixture(name)["shapes"]:
+        told = {"architecture": "vit_tiny_patch16_224", "global_pool": "avg", "pretrained_cfg": {}}
+        (folder / "config.json").write_text(json.dumps(told))
+    return folder
+
+
+@torch.no_grad()
+def equal(model: ViT, name: str, most: float = 1e-5) -> None:
+    """Stops unless the model says of the fixture's images what the published one says."""
+    made = fixture(name)
+    said = torch.tensor(made["outputs"]["float32"])
+    x = torch.from_numpy(image(**made["image"]))
+    torch.testing.assert_close(model(x), said, rtol=0, atol=most)
+
+
+def renamed(state: dict[str, Tensor], **changes: str) -> dict[str, Tensor]:
+    """The same tensors with parts of their names exchanged; `__` stands for a dot."""
+    found = {}
+    for name, x in state.items():
+        for old, new in changes.items():
+            name = name.replace(old.replace("__", "."), new)
+        found[name] = x
+    return found
