@@ -80,5 +80,5 @@ def convert(
         for what in ("resized", "adapted", "left_out"):
             for line in report[what]:
                 print(f"  {what.replace('_', ' ')}: {line}")
-        for line in done.report.told:
-            print(f"  not in the weights: {line}", file=sys.stderr)
+    for line in done.report.told:
+        print(f"  not in the weights: {line}", file=sys.stderr)

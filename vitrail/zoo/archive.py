@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UserError
-from vitrail.zoo.stored import HEADER, KINDS, Contents, Stored
+from vitrail.zoo.stored import KINDS, Contents, Stored
 
-NAMES = 20_000  # at most; a giant ViT has 700, and a checkpoint with its optimizer three times that
+NAMES = 5_000  # at most; a giant ViT has 700, and a checkpoint with its optimizer three times that
+LIST = 1 << 20  # bytes of an archive's list of members, at most
+PICKLE = 4 << 20  # bytes of names and shapes in a checkpoint, at most
+STEPS = 300_000  # of a pickle, at most: each may become an object of a hundred bytes
 DEEP = 4  # dicts within dicts: state_dict, teacher, backbone; no checkpoint has more
 
 NUMPY_KINDS = {  # as .npy calls them; bfloat16 is unknown there and comes as two bare bytes
@@ -64,7 +67,7 @@ def open_members(path: Path) -> dict[str, tuple[int, int]]:
         with ZipFile(path) as archive, path.open("rb") as file:
             entries = archive.infolist()
             members = {one.filename: (begin(file, one), one.file_size) for one in entries}
-    except (BadZipFile, NotImplementedError, struct.error) as error:
+    except (BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
         raise UserError(f"{path} is no sound archive: {error}; fetch it again") from error
     if squeezed := [one.filename for one in entries if one.compress_type or one.flag_bits & 1]:
         raise UserError(
@@ -90,7 +93,7 @@ def check_directory(path: Path) -> None:
     (length,) = struct.unpack("<I", tail[-10:-6])
     if tail[:4] == b"PK\6\6":
         (length,) = struct.unpack("<Q", tail[40:48])
-    if length > HEADER:
+    if length > LIST:
         raise UserError(f"{path} lists more members than weights have; give a file of weights only")
 
 
@@ -125,6 +128,8 @@ def open_numpy(path: Path, members: dict[str, tuple[int, int]]) -> Contents:
         except (ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path} holds {name} with a broken header: {reason}") from error
+        if any(side < 0 for side in shape):
+            raise UserError(f"{path} holds {name} with a side below 0; fetch it again")
         if kind.str not in NUMPY_KINDS:
             raise UserError(f"{path} holds {name} as {kind}; give arrays of floating point numbers")
         one = Stored(
@@ -143,7 +148,7 @@ def open_numpy(path: Path, members: dict[str, tuple[int, int]]) -> Contents:
 
 def open_torch(path: Path, members: dict[str, tuple[int, int]], pickle: str) -> Contents:
     """Lets torch read names and shapes only: on the device "meta" numbers take no memory."""
-    if members[pickle][1] > HEADER:
+    if members[pickle][1] > PICKLE:
         raise UserError(f"{path} holds more names than weights need; save the state_dict only")
     check_pickle(path, cut(path, members[pickle]))
     try:
@@ -169,15 +174,19 @@ def open_torch(path: Path, members: dict[str, tuple[int, int]], pickle: str) -> 
 
 def check_pickle(path: Path, pickle: bytes) -> None:
     """Stops at anything but dense tensors in dicts, before torch looks at it."""
+    called: set[str] = set()
+    steps = 0
     try:
-        called = [
-            str(argument)
-            for code, argument, _ in pickletools.genops(pickle)
-            if code.name in ("GLOBAL", "INST", "STACK_GLOBAL")
-        ]
+        for steps, (code, argument, _) in enumerate(pickletools.genops(pickle)):
+            if code.name in ("GLOBAL", "INST", "STACK_GLOBAL"):
+                called.add(str(argument))
+            if steps > STEPS:
+                break
     except Exception as error:  # a broken pickle can raise anything
         raise UserError(f"{path} is no sound checkpoint; fetch it again") from error
-    if strange := sorted(set(called) - CALLED):
+    if steps > STEPS:
+        raise UserError(f"{path} holds more than weights; save the state_dict only")
+    if strange := sorted(called - CALLED):
         name = strange[0].replace(" ", ".")
         raise UserError(
             f"{path} wants to call {name}, which weights do not need; nothing was run, "

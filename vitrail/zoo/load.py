@@ -7,9 +7,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from vitrail.data.config import MEANS, Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
+from vitrail.model.cost import parameters
 from vitrail.model.vit import ViT
 from vitrail.zoo.architecture import FREE, Found, recognise
 from vitrail.zoo.assemble import Notes, assemble
@@ -25,6 +28,7 @@ Means = Literal["half", "imagenet", "clip"]
 
 ADAPTED = ("image", "patch", "channels", "classes", "depth", "head")
 TRAINED = ("drop_path", "dropout")  # they change training, and no tensor
+LARGEST = 1_000_000  # of the numbers that define an architecture
 CROPS = {"half": 0.9, "imagenet": 0.875, "clip": 1.0}  # usual below 384 pixels; 1 from there on
 
 
@@ -67,7 +71,7 @@ def load(
         parts = Parts(
             format="vitrail", pieces={name: {0: one} for name, one in contents.tensors.items()}
         )
-        config = own_config(facts, source)
+        config = own_config(facts, contents, source)
         found = Found(vit=config, slots=config.readers)
         beside = own_words(facts)
     else:
@@ -111,11 +115,22 @@ def read_facts(contents: Contents, source: str) -> dict[str, Any]:
     return facts
 
 
-def own_config(facts: Mapping[str, Any], source: str) -> ViTConfig:
+def own_config(facts: Mapping[str, Any], contents: Contents, source: str) -> ViTConfig:
+    """The architecture, believed if it has as many parameters as the file holds numbers."""
     try:
-        return ViTConfig(**facts["vit"])
+        said = dict(facts["vit"])
+        if any(isinstance(one, int | float) and abs(one) > LARGEST for one in said.values()):
+            raise UserError(f"{source} speaks of a model that is too large to be one: {said}")
+        config = ViTConfig(**said)
     except (KeyError, TypeError) as error:
         raise UserError(f"{source} does not say what model it holds: {error}") from error
+    numbers = sum(torch.Size(one.shape).numel() for one in contents.tensors.values())
+    if parameters(config) != numbers:
+        raise UserError(
+            f"{source} does not hold the model it speaks of, which has {parameters(config):,} "
+            f"parameters: it has {numbers:,} numbers"
+        )
+    return config
 
 
 def own_words(facts: Mapping[str, Any]) -> Beside:

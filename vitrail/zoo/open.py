@@ -6,7 +6,9 @@ from safetensors import SafetensorError, safe_open
 
 from vitrail.errors import UserError
 from vitrail.zoo.archive import open_archive
-from vitrail.zoo.stored import HEADER, KINDS, Contents, Stored
+from vitrail.zoo.stored import KINDS, Contents, Stored
+
+HEADER = 16 << 20  # bytes of names and shapes at most; 21,843 names of classes take 1 MB
 
 
 def open_file(path: Path) -> Contents:

@@ -13,8 +13,6 @@ from vitrail.errors import UserError
 
 Shape = tuple[int, ...]
 
-HEADER = 16 << 20  # bytes of names and shapes at most; Vitrail's 21,843 class names take 1 MB
-
 KINDS = {  # as safetensors calls them
     "F64": torch.float64,
     "F32": torch.float32,

@@ -1,0 +1,356 @@
+"""Hostile and broken files: refused in one line, nothing runs, memory stays small."""
+
+import io
+import json
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save, save_file
+
+from tests.zoo import samples
+from tests.zoo.arrays import google_arrays
+from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
+from vitrail.model.vit import ViT
+from vitrail.zoo.load import load
+
+CLS = "timm-cls"
+LARGE = 300 << 20  # bytes that a bomb would fill
+
+
+class Payload:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+class Called:
+    """Pickles as a call of any function."""
+
+    def __init__(self, function: Any, *arguments: Any):
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+def torch_zip(
+    path: Path, pickled: bytes, storages: dict[str, bytes], squeeze: bool = False
+) -> None:
+    """An archive as torch.save writes it."""
+    kind = zipfile.ZIP_DEFLATED if squeeze else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/byteorder", "little")
+        for name, content in storages.items():
+            archive.writestr(f"archive/data/{name}", content)
+        archive.writestr("archive/version", "3\n")
+
+
+def tensor_pickle(size: tuple[int, ...], stride: tuple[int, ...], count: int) -> bytes:
+    """A dict with one tensor over storage "0", which is said to hold `count` numbers."""
+
+    class Storage:
+        pass
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, one: Any) -> Any:
+            if isinstance(one, Storage):
+                return ("storage", torch.FloatStorage, "0", "cpu", count)
+            return None
+
+    buffer = io.BytesIO()
+    rebuilt = Called(torch._utils._rebuild_tensor_v2, Storage(), 0, size, stride, False, {})
+    Pickler(buffer, protocol=2).dump({"patch_embed.proj.weight": rebuilt})
+    return buffer.getvalue()
+
+
+def payload(path: Path) -> None:
+    torch_zip(path, pickle.dumps({"a": Payload(path.with_suffix(".ran"))}, protocol=2), {})
+
+
+def bare_payload(path: Path) -> None:
+    path.write_bytes(pickle.dumps({"a": Payload(path.with_suffix(".ran"))}, protocol=2))
+
+
+def torch_bomb(path: Path) -> None:
+    content = tensor_pickle((LARGE // 4,), (1,), LARGE // 4)
+    torch_zip(path, content, {"0": bytes(LARGE)}, squeeze=True)
+
+
+def bomb_of_names(path: Path) -> None:
+    torch_zip(path, b"\x80\x02" + b"N0" * (LARGE // 2) + b".", {}, squeeze=True)
+
+
+def numpy_bomb(path: Path) -> None:
+    np.savez_compressed(path, **{"embedding/kernel": np.zeros(LARGE // 4, np.float32)})
+
+
+def long_bytearray(path: Path) -> None:
+    torch_zip(path, pickle.dumps({"a": Called(bytearray, LARGE)}, protocol=2), {})
+
+
+def lying_storage(path: Path) -> None:
+    torch_zip(path, tensor_pickle((LARGE // 4,), (1,), LARGE // 4), {"0": bytes(64)})
+
+
+def endless_stride(path: Path) -> None:
+    torch_zip(path, tensor_pickle((LARGE // 4,), (0,), 16), {"0": bytes(64)})
+
+
+def sparse(path: Path) -> None:
+    torch.save({"patch_embed.proj.weight": torch.ones(3, 3).to_sparse()}, path)
+
+
+def shared_numbers(path: Path) -> None:
+    state = samples.tensors(CLS)
+    state["blocks.1.norm1.weight"] = state["blocks.0.norm1.weight"]
+    torch.save(state, path)
+
+
+def many_names_for_one(path: Path) -> None:
+    torch.save({str(number): torch.ones(1)[:] for number in range(12_000)}, path)
+
+
+def empty_things(path: Path) -> None:
+    torch_zip(path, b"\x80\x02]q\x00(" + b"}" * (3 << 20) + b"e.", {})
+
+
+def a_member_for_nothing(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(60_000):
+            archive.writestr(str(number), b"")
+
+
+def one_member_twice(path: Path) -> None:
+    """Two entries of the list of members that lead to the same bytes."""
+    arrays = {"embedding/kernel": np.ones((4, 4, 3, 8), np.float32)}
+    np.savez(path, **arrays)
+    content = bytearray(path.read_bytes())
+    start = content.rindex(b"PK\1\2")
+    entry = bytes(content[start : content.rindex(b"PK\5\6")])
+    again = entry.replace(b"embedding/kernel", b"embedding/kernal")
+    end = bytearray(content[content.rindex(b"PK\5\6") :])
+    struct.pack_into("<HHI", end, 8, 2, 2, 2 * len(entry))
+    path.write_bytes(bytes(content[:start]) + entry + again + bytes(end))
+
+
+def array_of_objects(path: Path) -> None:
+    np.savez(path, **{"embedding/kernel": np.array([{"a": 1}], dtype=object)})
+
+
+def npy(header: dict[str, Any], content: bytes) -> bytes:
+    text = repr(header).encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + content
+
+
+def lying_array(path: Path) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (LARGE, LARGE)}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("embedding/kernel.npy", npy(header, bytes(64)))
+
+
+def negative_array(path: Path) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (-4, -4)}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("embedding/kernel.npy", npy(header, bytes(64)))
+
+
+def safetensors(path: Path, header: Any, content: bytes, length: int | None = None) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    size = len(text) if length is None else length
+    path.write_bytes(struct.pack("<Q", size) + text + content)
+
+
+def entry(start: int, end: int, count: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [count], "data_offsets": [start, end]}
+
+
+def header_beyond_the_file(path: Path) -> None:
+    safetensors(path, {"a": entry(0, 4 * LARGE, LARGE)}, bytes(64))
+
+
+def header_without_end(path: Path) -> None:
+    safetensors(path, {"a": entry(0, 4, 1)}, bytes(4), length=1 << 60)
+
+
+def header_of_the_wrong_shape(path: Path) -> None:
+    safetensors(path, {"a": entry(0, 64, LARGE)}, bytes(64))
+
+
+def overlap(path: Path) -> None:
+    safetensors(path, {"a": entry(0, 64, 16), "b": entry(32, 96, 16)}, bytes(96))
+
+
+def gap(path: Path) -> None:
+    safetensors(path, {"a": entry(0, 64, 16), "b": entry(80, 144, 16)}, bytes(144))
+
+
+def long_header(path: Path) -> None:
+    safetensors(path, b'{"a":' + b"[" * (20 << 20), b"")
+
+
+def deep_metadata(path: Path) -> None:
+    deep = "[" * 100_000
+    path.write_bytes(save({"a": torch.ones(1)}, {"vitrail": deep}))
+
+
+def not_the_model_it_speaks_of(path: Path) -> None:
+    words = {"format": 1, "vit": {"width": 64, "heads": 4, "depth": 10**9}}
+    path.write_bytes(save({"a": torch.ones(1)}, {"vitrail": json.dumps(words)}))
+
+
+HOSTILE: dict[str, Callable[[Path], None]] = {
+    one.__name__: one
+    for one in (
+        payload,
+        bare_payload,
+        torch_bomb,
+        bomb_of_names,
+        numpy_bomb,
+        long_bytearray,
+        lying_storage,
+        endless_stride,
+        sparse,
+        shared_numbers,
+        many_names_for_one,
+        empty_things,
+        a_member_for_nothing,
+        one_member_twice,
+        array_of_objects,
+        lying_array,
+        negative_array,
+        header_beyond_the_file,
+        header_without_end,
+        header_of_the_wrong_shape,
+        overlap,
+        gap,
+        long_header,
+        deep_metadata,
+        not_the_model_it_speaks_of,
+    )
+}
+SUFFIX = {"numpy_bomb": "npz", "one_member_twice": "npz", "array_of_objects": "npz"}
+
+MEASURE = """
+import json, pathlib, sys
+from vitrail.errors import UserError
+from vitrail.zoo.load import load
+import numpy, torch
+
+def resident(field):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+found = {}
+for path in map(pathlib.Path, sys.argv[1:]):
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    try:
+        load(path)
+        words = None
+    except UserError as error:
+        words = str(error)
+    found[path.stem] = {"words": words, "bytes": resident("VmHWM") - before}
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory) -> dict[str, Any]:
+    """What one process says of all these files, and how much memory each one took."""
+    folder: Path = tmp_path_factory.mktemp("hostile")
+    paths = [folder / f"{name}.{SUFFIX.get(name, 'pth')}" for name in HOSTILE]
+    for path in paths:
+        HOSTILE[path.stem](path)
+    command = [sys.executable, "-c", MEASURE, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    for path in paths:
+        found[path.stem] |= {"size": path.stat().st_size, "ran": path.with_suffix(".ran").exists()}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_in_one_line_and_runs_nothing(refused, name):
+    words = refused[name]["words"]
+    assert words is not None and "\n" not in words and len(words) < 400
+    assert not refused[name]["ran"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_takes_no_more_memory_than_twice_its_size(refused, name):
+    noise = 8 << 20  # lazily imported code and the allocator's own pages
+    assert refused[name]["bytes"] <= 2 * refused[name]["size"] + noise
+
+
+@pytest.mark.slow
+def test_the_bombs_would_have_gone_off(refused):
+    assert refused["torch_bomb"]["size"] < LARGE // 100
+    assert refused["numpy_bomb"]["size"] < LARGE // 100
+
+
+def good(path: Path) -> Path:
+    """A sound file in the layout that the suffix names."""
+    if path.suffix == ".safetensors":
+        save_file(samples.tensors(CLS), path)
+    elif path.suffix == ".pth":
+        torch.save(samples.tensors(CLS), path)
+    else:
+        model = ViT(ViTConfig(image=24, patch=6, classes=5, width=24, depth=2, heads=3))
+        np.savez(path, **google_arrays(model, "original"))
+    return path
+
+
+FLAGS: dict[str, dict[str, Any]] = {".npz": {}}
+FORMATS = ["safetensors", "pth", "npz"]
+
+
+def attempt(path: Path) -> bool:
+    """Whether it loads; anything but a UserError is a mistake of ours."""
+    try:
+        load(path, vit=FLAGS.get(path.suffix, {"heads": 3, "image": (24, 30)}))
+    except UserError as error:
+        assert "\n" not in str(error)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
+def test_a_file_that_was_cut_off_is_refused(tmp_path, suffix, share):
+    path = good(tmp_path / f"whole.{suffix}")
+    assert attempt(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert not attempt(path)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_file_with_flipped_bytes_loads_or_is_refused_in_words(tmp_path, suffix):
+    path = good(tmp_path / f"whole.{suffix}")
+    content, luck = path.read_bytes(), random.Random(0)
+    names = 3000  # bytes at both ends, where names and shapes are
+    spots = [*range(min(names, len(content))), *range(max(0, len(content) - names), len(content))]
+    for _ in range(150):
+        broken = bytearray(content)
+        for _ in range(luck.choice([1, 1, 1, 5])):
+            broken[luck.choice(spots)] = luck.randrange(256)
+        path.write_bytes(bytes(broken))
+        attempt(path)

@@ -1,0 +1,159 @@
+"""Weights by their name on the hub, from a server that runs in the test."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.zoo import samples
+from vitrail.errors import UserError
+
+NAME = "owner/small"
+COMMIT = "a" * 40
+
+CODE = """
+import json, sys
+from vitrail.errors import UserError
+from vitrail.zoo.load import load
+try:
+    loaded = load(sys.argv[1])
+    print(json.dumps({"loaded": loaded.report.loaded, "view": loaded.view.mean}))
+except UserError as error:
+    print(json.dumps({"error": str(error)}))
+"""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as a download asks for."""
+
+    folder: Path
+    asked: list[str]
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        self.asked.append(f"{self.command} {self.path}")
+        owner, repository, _, _, name = self.path.strip("/").split("/", 4)
+        file = self.folder / name
+        self.send_response(200 if f"{owner}/{repository}" == NAME and file.is_file() else 404)
+        if f"{owner}/{repository}" != NAME:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        elif not file.is_file():
+            self.send_header("X-Error-Code", "EntryNotFound")
+        content = file.read_bytes() if file.is_file() else b""
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path) -> Iterator[ThreadingHTTPServer]:
+    pytest.importorskip("huggingface_hub", reason="needs vitrail[hub]")
+    folder = samples.save("timm-cls", tmp_path / "remote")
+    config = {
+        "architecture": "vit_tiny_patch16_224",
+        "model_args": {"num_heads": 3},
+        "pretrained_cfg": {
+            "input_size": [3, 24, 30],
+            "mean": [0.1, 0.2, 0.3],
+            "std": [1.0, 1.0, 1.0],
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    handler = type("Handler", (Hub,), {"folder": folder, "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def ask(server, cache: Path, name: str, **more: str) -> dict[str, object]:
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HOME": str(cache),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+        **more,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, name], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.slow
+def test_a_name_on_the_hub_is_fetched_once_and_then_found_in_the_cache(tmp_path, hub):
+    cache, asked = tmp_path / "cache", hub.RequestHandlerClass.asked
+    first = ask(hub, cache, f"hf:{NAME}")
+    assert first == {"loaded": len(samples.tensors("timm-cls")), "view": [0.1, 0.2, 0.3]}
+    assert any("GET" in line and "model.safetensors" in line for line in asked)
+    asked.clear()
+    assert ask(hub, cache, f"hf:{NAME}") == first
+    assert asked == []
+    assert ask(hub, cache, f"hf:{NAME}", HF_HUB_OFFLINE="1") == first
+    assert asked == []
+
+
+@pytest.mark.slow
+def test_offline_means_that_nobody_is_asked(tmp_path, hub):
+    said = ask(hub, tmp_path / "empty", f"hf:{NAME}", HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set" in str(said["error"])
+    assert hub.RequestHandlerClass.asked == []
+
+
+@pytest.mark.slow
+def test_what_the_hub_does_not_have_is_said_in_one_line(tmp_path, hub):
+    said = ask(hub, tmp_path / "cache", "hf:owner/absent")
+    assert "the hub has no hf:owner/absent" in str(said["error"])
+    said = ask(hub, tmp_path / "cache", "hf:not a name")
+    assert "no name on the hub" in str(said["error"])
+    (hub.RequestHandlerClass.folder / "model.safetensors").rename(tmp_path / "elsewhere")
+    said = ask(hub, tmp_path / "cache", f"hf:{NAME}")
+    assert "none of model.safetensors" in str(said["error"])
+
+
+def test_a_hub_that_does_not_answer_is_said_in_one_line(monkeypatch):
+    package = pytest.importorskip("huggingface_hub", reason="needs vitrail[hub]")
+    from vitrail.zoo.hub import fetch
+
+    def silence(*names: str, **more: object) -> str:
+        cause = ConnectionError("[Errno 111] Connection refused\nand more")
+        raise package.errors.LocalEntryNotFoundError("not there") from cause
+
+    monkeypatch.setattr(package, "hf_hub_download", silence)
+    monkeypatch.setattr(package, "try_to_load_from_cache", lambda *names, **more: None)
+    with pytest.raises(UserError, match=r"cannot be fetched: \[Errno 111\] Connection refused;"):
+        fetch(NAME)
+
+
+def test_without_the_package_one_learns_what_to_install(monkeypatch):
+    from vitrail.zoo.hub import fetch
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"vitrail\[hub\]"):
+        fetch(NAME)
