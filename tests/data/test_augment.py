@@ -125,6 +125,15 @@ def test_a_flip_among_other_moves_is_exact():
     assert torch.equal(moved, images.flip(-1))
 
 
+def test_sliding_is_warping_by_whole_pixels():
+    images, random = photos(40), np.random.default_rng(0)
+    right, down = random.integers(-5, 6, 40), random.integers(-3, 4, 40)
+    mirrored = random.random(40) < 0.5
+    matrix = np.eye(2)[None] * np.where(mirrored[:, None, None], [[-1], [1]], 1)
+    warped = operations.warp(images, matrix, np.stack([right, down], 1).astype(float))
+    assert torch.equal(operations.slide(images, right, down, mirrored), warped)
+
+
 def test_half_of_the_images_are_flipped():
     flips = luck(0, 0, np.arange(10_000))["flip"] < 0.5
     assert 4_800 < flips.sum() < 5_200
@@ -265,11 +274,6 @@ def test_cutmix_pastes_as_much_as_the_labels_say():
         mixed, targets = mix(images, torch.arange(10), 10, Augment(cutmix=1.0), random)
         torch.testing.assert_close(mixed.mean((2, 3)), targets)
         assert set(mixed.unique().tolist()) <= {0.0, 1.0}
-
-
-def test_without_mixing_the_labels_stay_numbers():
-    labels = torch.arange(3)
-    assert mix(torch.zeros(3, 1, 2, 2), labels, 3, Augment(), np.random.default_rng(0))[1] is labels
 
 
 def test_every_setting_is_used_by_a_preset():

@@ -55,7 +55,7 @@ def test_whole_images_are_kept_a_third_larger_and_never_enlarged():
 
 def test_images_of_one_size_lie_together(source):
     found, _ = kept(source, whole=False, memory=PLENTY)
-    assert found.together.shape == (40, 48, 48, 3)
+    assert found.together.shape == (40, 3, 48, 48)
     assert kept(source, memory=PLENTY)[0].together is None
 
 

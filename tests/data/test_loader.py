@@ -155,6 +155,14 @@ def test_the_global_random_state_is_left_alone(files):
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
+def test_the_number_of_threads_is_left_alone():
+    before = torch.get_num_threads()
+    for _ in Loader(Fake(arrays()), SMALL, STRONG, batch=8).evaluation("train"):
+        assert torch.get_num_threads() == before
+    first(2, Fake(arrays()), SMALL, STRONG)
+    assert torch.get_num_threads() == before
+
+
 def test_another_seed_gives_other_images_in_another_order():
     source = Fake(arrays())
     ours, theirs = (first(1, source, SMALL, STRONG, seed=seed)[0] for seed in (1, 2))

@@ -118,7 +118,7 @@ def move(images: Tensor, settings: Augment, luck: Luck) -> Tensor:
     height, width = images.shape[-2:]
     right, down = whole(luck["left"], a.shift * width), whole(luck["top"], a.shift * height)
     if not (a.scale < 1 or a.rotate or a.zoom or a.shear):
-        return mirror(slide(images, right, down) if a.shift else images, mirrored)
+        return slide(images, right, down, mirrored) if a.shift else mirror(images, mirrored)
     turn = np.radians(a.rotate) * (2 * luck["rotate"] - 1)
     matrix = rotation(turn) @ slant(a.shear * (2 * luck["shear"] - 1))
     matrix = matrix / ((1 + a.zoom) ** (2 * luck["zoom"] - 1))[:, None, None]
@@ -167,8 +167,6 @@ def mix(
 
     With both on, each batch tosses a coin. The targets say how much there is of each class.
     """
-    if not (settings.mixup or settings.cutmix):
-        return images, labels
     partner = torch.from_numpy(random.permutation(len(images))).to(images.device)
     cutting = settings.cutmix > 0 and (settings.mixup == 0 or random.random() < 0.5)
     alpha = settings.cutmix if cutting else settings.mixup

@@ -22,8 +22,10 @@ from vitrail.data import workers as processes
 from vitrail.data.image import Pixels
 from vitrail.data.places import cache_folder
 from vitrail.data.progress import bar
-from vitrail.data.reader import Items, Reader, decode
+from vitrail.data.reader import SPARE, Items, Reader, decode
 from vitrail.data.source import fingerprint
+
+LAYOUT = 1  # of the files: a new number makes old ones unknown
 
 Broken = dict[int, str]  # items that cannot be read, with name and reason
 
@@ -56,7 +58,7 @@ class Kept:
 
     @property
     def together(self) -> Pixels | None:
-        """All images as one array (items, height, width, channels), if they have one size."""
+        """All images as one array, if they have one size."""
         if not len(self.shapes) or (self.shapes != self.shapes[0]).any():
             return None
         return self.pixels[: self.starts[-1]].reshape(-1, *self.shapes[0])
@@ -233,7 +235,8 @@ def key(reader: Reader, items: Items) -> str:
     look = {k: v for k, v in reader.view.plain().items() if k not in ("mean", "std")}
     decoders = [installed(name) for name in ("pillow", "simplejpeg", "torch")]
     chosen = hashlib.sha256(items.astype("<i8").tobytes()).hexdigest()
-    parts = [fingerprint(reader.source, dates=True), chosen, look, reader.whole, decoders]
+    data = fingerprint(reader.source, dates=True)
+    parts = [LAYOUT, data, chosen, look, reader.whole, SPARE, decoders]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

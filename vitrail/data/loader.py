@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,16 +143,24 @@ class Loader:
     def training(self, start: int = 0) -> Iterator[Batch]:
         """Augmented batches from step `start` on, without end."""
         self.prepare("train")
-        settings = self.config.augment
         for task, images in self._images("train", self._plan(start), training=True):
-            luck = augment.luck(self.seed, task.epoch, task.draws)
-            if self.small:
-                images = augment.augment(images, settings, luck)
-            x = augment.erase(self._normalised(images), settings, luck)
-            labels = self._labels(task.items)
+            with one_thread() if self.small else nullcontext():
+                batch = self._finished(task, images)
+            yield batch
+
+    def _finished(self, task: Task, images: Tensor) -> Batch:
+        """What is done with a whole batch: all augmentation of small images, mixing of any."""
+        settings = self.config.augment
+        luck = augment.luck(self.seed, task.epoch, task.draws)
+        if self.small:
+            images = augment.augment(images, settings, luck)
+        x = augment.erase(self._normalised(images), settings, luck)
+        labels = self._labels(task.items)
+        targets = labels
+        if settings.mixup or settings.cutmix:
             random = np.random.default_rng((MIX, self.seed, task.step, self.rank))
             x, targets = augment.mix(x, labels, len(self.source.classes), settings, random)
-            yield Batch(x, labels, targets, task.items, task.step, task.epoch)
+        return Batch(x, labels, targets, task.items, task.step, task.epoch)
 
     def evaluation(self, split: Split, batch: int | None = None) -> Iterator[Batch]:
         """This rank's share of a split, each image once and in order; the last batch is smaller."""
@@ -216,11 +225,24 @@ class Loader:
         return torch.from_numpy(self.source.labels[items]).to(self.device)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For work of a millisecond: to wait for a second thread takes longer on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def picked(together: Tensor, kept: Kept, tasks: Iterator[Task]) -> Iterator[tuple[Task, Tensor]]:
     """Batches of images that all lie in one array: no process, no loop over images."""
     for task in tasks:
         rows = torch.from_numpy(kept.rows(task.items))
-        yield task, together.index_select(0, rows).permute(0, 3, 1, 2).contiguous()
+        with one_thread():
+            images = together.index_select(0, rows)
+        yield task, images
 
 
 class Pictures:
@@ -246,7 +268,7 @@ class Pictures:
 
     def picture(self, pixels: NDArray[np.uint8], luck: augment.Luck) -> NDArray[np.uint8]:
         if self.settings is None:
-            return pixels.transpose(2, 0, 1)
+            return pixels
         planes = augment.crop(pixels, self.settings, self.view, luck)
         if self.rest == Augment():
             return planes

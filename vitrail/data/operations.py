@@ -171,23 +171,34 @@ def warp(images: Tensor, matrix: Numbers, offset: Numbers) -> Tensor:
     return moved.add_(border).round_().to(torch.uint8)
 
 
-def slide(images: Tensor, right: NDArray[np.int64], down: NDArray[np.int64]) -> Tensor:
-    """`warp` by whole pixels only, several times faster: each pixel shows what was that far off."""
+def slide(
+    images: Tensor,
+    right: NDArray[np.int64],
+    down: NDArray[np.int64],
+    mirrored: NDArray[np.bool_],
+) -> Tensor:
+    """`warp` by whole pixels and mirroring only, several times faster.
+
+    In numpy, whose copies of small pieces take a third of the time of torch's.
+    """
     pixels, (height, width) = images.numpy(), images.shape[-2:]
     x, y = int(abs(right).max()), int(abs(down).max())
     padded = np.empty((*pixels.shape[:2], height + 2 * y, width + 2 * x), np.uint8)
     padded[:] = border_colour(images).numpy()
     padded[:, :, y : y + height, x : x + width] = pixels
-    windows = sliding_window_view(padded, (height, width), axis=(2, 3))
-    return torch.from_numpy(windows[np.arange(len(pixels)), :, down + y, right + x])
+    moved = np.empty_like(pixels)
+    for view, rows, start in (
+        (padded, np.flatnonzero(~mirrored), x + right),
+        (padded[..., ::-1], np.flatnonzero(mirrored), x - right),
+    ):
+        windows = sliding_window_view(view, (height, width), axis=(2, 3))
+        moved[rows] = windows[rows, :, y + down[rows], start[rows]]
+    return torch.from_numpy(moved)
 
 
 def mirror(images: Tensor, mirrored: NDArray[np.bool_]) -> Tensor:
-    rows = np.flatnonzero(mirrored)
-    if not len(rows):
-        return images
-    pixels = images.numpy().copy()  # numpy: a third of torch's time for such small pieces
-    pixels[rows] = pixels[rows, :, :, ::-1]
+    pixels = images.numpy().copy()
+    pixels[mirrored] = pixels[mirrored, :, :, ::-1]
     return torch.from_numpy(pixels)
 
 

@@ -25,16 +25,17 @@ SAMPLE = 64  # images whose headers tell how much room all will need
 class Reader:
     source: Source
     view: Preprocess
-    whole: bool  # all of the image, made smaller; else only what evaluation sees of it
+    whole: bool  # all of the image, made smaller; else what evaluation sees of it
 
     def __call__(self, item: int) -> Pixels:
+        """A whole image as (height, width, channels), else (channels, height, width)."""
         try:
             pixels = load_image(self.source[item].content, self.view.channels)
         except UserError as error:
             raise UserError(f"{self.source.ids[item]}: {error}") from error
         if self.whole:
             return shrink(pixels, self.spare, self.view.interpolation)
-        return fit(self.view, pixels)
+        return np.ascontiguousarray(fit(self.view, pixels).transpose(2, 0, 1))
 
     @property
     def spare(self) -> tuple[int, int]:
