@@ -88,7 +88,8 @@ def choose(
     told = f"{vit.patches} patches of {vit.patch} x {vit.patch}"
     reasons.append(f"image {vit.size[0]}: the pictures have {facts.side} pixels; {told}")
     told = f"width {vit.width}, {vit.depth} blocks"
-    reasons.append(f"model {model}: {told}; each image will be seen about {round(passes, passes < 10)} times")
+    times = f"{passes:.0f}" if passes >= 10 else f"{passes:.1f}"
+    reasons.append(f"model {model}: {told}; each image will be seen about {times} times")
     augment, why = augmentation(facts, passes)
     reasons.append(f"augmentation {augment}: {why}")
     train = training(facts, vit, passes, reasons)
