@@ -1,6 +1,7 @@
 """Everybody's weights in: the same answers, and nothing that happened to them left unsaid."""
 
 import json
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,25 @@ def test_dinov2_has_registers_chunks_and_a_mask_token(tmp_path):
 def test_dinov2_giant_calls_its_gate_w12(tmp_path):
     state = samples.renamed(samples.tensors("timm-swiglu"), mlp__fc1="mlp.w12", mlp__fc2="mlp.w3")
     samples.equal(load(saved(tmp_path / "giant.pth", state), vit=HEADS).model, "timm-swiglu")
+
+
+def test_dinov3_masks_the_bias_of_its_keys(tmp_path):
+    state = {}
+    for name, x in samples.tensors("timm-rotary-wide").items():
+        name = re.sub(r"gamma_(\d)", r"ls\1.gamma", name).replace("reg_token", "storage_tokens")
+        if name.endswith("v_bias"):
+            continue
+        if name.endswith("q_bias"):
+            front = name.removesuffix("q_bias")
+            v = samples.tensors("timm-rotary-wide")[f"{front}v_bias"]
+            state[f"{front}qkv.bias"] = torch.cat([x, torch.full_like(x, torch.nan), v])
+            state[f"{front}qkv.bias_mask"] = torch.ones(108)
+            continue
+        state[name] = x
+    state |= {"rope_embed.periods": torch.ones(3), "mask_token": torch.zeros(1, 36)}
+    loaded = load(saved(tmp_path / "dinov3.pth", state), vit=HEADS)
+    samples.equal(loaded.model, "timm-rotary-wide")
+    assert loaded.model.config.positions == "rotary" and loaded.model.config.eps == 1e-5
 
 
 def test_the_decoder_of_mae_is_left_out_with_its_reason(tmp_path):

@@ -125,8 +125,8 @@ def shown(parts: Parts, beside: Beside, source: str) -> dict[str, Any]:
 
 def need(parts: Parts, name: str, axes: int, source: str) -> tuple[int, ...]:
     shape = parts.shape(name)
-    if shape is None or len(shape) != axes:
-        found = "is missing" if shape is None else f"has {len(shape)} axes, not {axes}"
+    if shape is None or len(shape) != axes or min(shape) < 1:
+        found = "is missing" if shape is None else f"has the shape {shape}"
         raise UserError(f"{source} is no plain ViT: {name} {found}")
     return shape
 

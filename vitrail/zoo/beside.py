@@ -102,7 +102,7 @@ def timm(config: Mapping[str, Any]) -> Beside:
         if re.fullmatch(pattern, name):
             vit |= difference
     if inner.get("input_size"):
-        vit["image"] = tuple(inner["input_size"][-2:])
+        vit["image"] = pair(inner["input_size"][-2:])
     if pool := config.get("global_pool") or inner.get("global_pool"):
         vit["pool"] = pool
     vit |= timm_arguments(name, arguments)
@@ -123,8 +123,7 @@ def timm(config: Mapping[str, Any]) -> Beside:
 def timm_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     vit: dict[str, Any] = {}
     if "img_size" in arguments:
-        size = arguments["img_size"]
-        vit["image"] = (size, size) if isinstance(size, int) else tuple(size)
+        vit["image"] = pair(arguments["img_size"])
     if "num_heads" in arguments:
         vit["heads"] = arguments["num_heads"]
     if "act_layer" in arguments:
@@ -143,10 +142,10 @@ def timm_view(inner: Mapping[str, Any], told: list[str]) -> dict[str, Any]:
     if inner.get("crop_mode", "center") != "center":
         told.append(f"crop mode {inner['crop_mode']}: here the centre is cut out")
     return {
-        "crop": inner.get("crop_pct") or 1.0,
+        "crop": float(inner.get("crop_pct") or 1.0),
         "interpolation": smoothing(inner.get("interpolation", "bicubic"), told),
-        "mean": tuple(inner["mean"]),
-        "std": tuple(inner["std"]),
+        "mean": numbers(inner["mean"]),
+        "std": numbers(inner["std"]),
     }
 
 
@@ -158,15 +157,14 @@ def hugging_face(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Bes
         )
     if config.get("pooler_act", "tanh") != "tanh":
         raise UserError(f"a pooler with {config['pooler_act']} is not known here, only tanh")
-    size = config.get("image_size", 224)
     vit = {
-        "image": (size, size) if isinstance(size, int) else tuple(size),
+        "image": pair(config.get("image_size", 224)),
         "width": config.get("hidden_size", 768),
         "depth": config.get("num_hidden_layers", 12),
         "heads": config.get("num_attention_heads", 12),
         "mlp": known("hidden_act", config.get("hidden_act", "gelu"), MLPS),
-        "eps": config.get("layer_norm_eps", 1e-6 if family.startswith("dinov2") else 1e-12),
-        "layer_scale": config.get("layerscale_value", 1.0),
+        "eps": float(config.get("layer_norm_eps", 1e-6 if family.startswith("dinov2") else 1e-12)),
+        "layer_scale": float(config.get("layerscale_value", 1.0)),
     }
     labels = config.get("id2label") or {}
     if all(re.fullmatch(r"LABEL_\d+", str(label)) for label in labels.values()):
@@ -188,8 +186,8 @@ def hugging_face_view(processor: Mapping[str, Any], told: list[str]) -> dict[str
         raise UserError(f"preprocessor_config.json scales pixels by {factor}; give 1/255")
     view: dict[str, Any] = {"mean": (0.0,), "std": (1.0,), "crop": 1.0}
     if processor.get("do_normalize", True):
-        view["mean"] = tuple(processor.get("image_mean", (0.5, 0.5, 0.5)))
-        view["std"] = tuple(processor.get("image_std", (0.5, 0.5, 0.5)))
+        view["mean"] = numbers(processor.get("image_mean", (0.5, 0.5, 0.5)))
+        view["std"] = numbers(processor.get("image_std", (0.5, 0.5, 0.5)))
     size, squeezed = side(processor.get("size", 224))
     if processor.get("do_center_crop", "crop_size" in processor):
         view["crop"] = share(side(processor.get("crop_size", size))[0], size)
@@ -244,6 +242,15 @@ def class_names(labels: Any, told: list[str]) -> tuple[str, ...] | None:
     return tuple(unique)
 
 
+def pair(size: Any) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    return int(height), int(width)
+
+
+def numbers(those: Any) -> tuple[float, ...]:
+    return tuple(float(one) for one in those)
+
+
 def known(what: str, word: Any, words: Mapping[str, str]) -> str:
     if word not in words:
         raise UserError(f"{what} {word!r} is not known here; known are {', '.join(words)}")
@@ -257,9 +264,9 @@ def preprocess(view: Mapping[str, Any], size: tuple[int, int], channels: int) ->
     return Preprocess(**{**view, "size": plain, "mean": mean, "std": std, "channels": channels})
 
 
-def spread(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    if len(numbers) in (1, channels):
-        return numbers
+def spread(those: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    if len(those) in (1, channels):
+        return those
     if channels == 1:
-        return (numbers[0] if len(set(numbers)) == 1 else sum(numbers) / len(numbers),)
-    return (numbers * channels)[:channels]
+        return (those[0] if len(set(those)) == 1 else sum(those) / len(those),)
+    return (those * channels)[:channels]

@@ -63,8 +63,6 @@ def convert(
 def own_facts(loaded: Loaded) -> dict[str, Any]:
     """What a file of ours says of itself, beside its architecture."""
     kept = {k: v for k, v in loaded.facts.items() if k not in ("format", "vit", "versions")}
-    if loaded.report.adapted or loaded.report.resized:  # these were measured on another model
-        kept |= {"temperature": None, "metrics": {}}
     source = {"source": loaded.report.source, "format": loaded.report.format}
     return {
         "temperature": None,

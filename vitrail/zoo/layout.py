@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from vitrail.errors import UserError
 from vitrail.zoo import google, names
 from vitrail.zoo.names import translate
@@ -84,8 +87,13 @@ def sort(contents: Contents, source: str, head: bool = True) -> Parts:
     if format == "google":
         vit |= {"heads": google.turn(pieces, source), "mlp": "gelu_tanh"}
         told.append("mlp gelu_tanh: as Google's code has it")
+    if any(name.endswith("rope_embed.periods") for name in tensors):
+        vit |= {"positions": "rotary", "eps": 1e-5}
+        told.append("positions rotary, eps 1e-05: as DINOv3's code has it")
     parts = Parts(format=format, pieces=pieces, left_out=left_out, told=told, vit=vit)
     halve_head(parts, head, source)
+    if any(name.endswith(".bias_mask") for name in tensors):
+        mask_keys(parts)
     return parts
 
 
@@ -148,6 +156,18 @@ def put(pieces: dict[str, dict[int, Stored]], ours: str, stored: Stored, source:
     if int(number or 0) in place:
         raise UserError(f"{source} has two tensors for {name}; save one model by itself")
     place[int(number or 0)] = stored
+
+
+def mask_keys(parts: Parts) -> None:
+    """DINOv3 multiplies the bias of keys by zero; whatever lies there does not count."""
+
+    def masked(x: Tensor) -> Tensor:
+        q, k, v = x.chunk(3)
+        return torch.cat([q, torch.zeros_like(k), v])
+
+    for name, those in parts.pieces.items():
+        if name.endswith(".attn.qkv.bias"):
+            those[0] = those[0].turned(those[0].shape, masked)
 
 
 def halve_head(parts: Parts, needed: bool, source: str) -> None:

@@ -81,6 +81,8 @@ def load(
         found = recognise(parts, beside, row, flags, source)
     wanted = change(found.vit, flags, source)
     model, notes = assemble(parts, found, wanted, source)
+    if facts and (notes.resized or notes.adapted):  # measured on another model
+        facts |= {"temperature": None, "metrics": {}}
     told = [*parts.told, *found.told, *beside.told]
     view = look(found, beside, wanted, preprocess, told)
     classes = names(found, beside, wanted, told, source)

@@ -41,6 +41,7 @@ KIN_OF_TIMM = {  # only read, never written
     "register_tokens": "reg_token",  # DINOv2
     "blocks.{i}.mlp.w12.{p}": "blocks.{i}.mlp.fc1.{p}",
     "blocks.{i}.mlp.w3.{p}": "blocks.{i}.mlp.fc2.{p}",
+    "storage_tokens": "reg_token",  # DINOv3
     "blocks.{i}.attn.q_bias": "blocks.{i}.attn.qkv.bias#0",  # timm's DINOv3; keys have no bias
     "blocks.{i}.attn.v_bias": "blocks.{i}.attn.qkv.bias#2",
 }
@@ -153,6 +154,8 @@ GOOGLE = {  # with a dot for each slash, and weight for kernel and scale; {n} di
 
 # Tensors that published files carry and a model that looks at pictures does not use.
 LEFT_OUT = {
+    r"rope_embed\.periods": "computed here",
+    r"blocks\.\d+\.attn\.qkv\.bias_mask": "it takes the bias of keys off, as here",
     r"(.*\.)?mask_token": "used in pretraining only",
     r"(.*\.)?decoder(_|\.).*": "a decoder, used in pretraining only",
     r"(.*\.)?(head|dino_head|ibot_head)\.(mlp|last_layer)\..*": "a head for self-supervision",

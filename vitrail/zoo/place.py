@@ -21,6 +21,13 @@ class Place:
 
 
 def locate(path: Path, *names: str) -> Place:
+    try:
+        return place_of(path, *names)
+    except OSError as error:
+        raise UserError(f"cannot look into {path}: {error.strerror or error}") from error
+
+
+def place_of(path: Path, *names: str) -> Place:
     if path.is_dir():
         return Place(file=weights_in(path), beside=look_beside(path), names=(*names, path.name))
     if not path.exists():
