@@ -354,3 +354,72 @@ def test_a_file_with_flipped_bytes_loads_or_is_refused_in_words(tmp_path, suffix
             broken[luck.choice(spots)] = luck.randrange(256)
         path.write_bytes(bytes(broken))
         attempt(path)
+
+
+ODD = [None, -1, 0, 10**30, 1e400, "x", [], {"a": 1}, True, ["a", "b"]]
+
+
+def leaves(tree: dict[str, Any], front: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = [(*front, key) for key in tree]
+    for key, inside in tree.items():
+        found += leaves(inside, (*front, key)) if isinstance(inside, dict) else []
+    return found
+
+
+def changed(tree: dict[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
+    if len(place) == 1:
+        return {**tree, place[0]: value}
+    return {**tree, place[0]: changed(tree[place[0]], place[1:], value)}
+
+
+TIMM = {
+    "architecture": "vit_tiny_patch16_224",
+    "global_pool": "token",
+    "model_args": {"num_heads": 3, "img_size": [24, 30]},
+    "label_names": list("abcdefg"),
+    "pretrained_cfg": {
+        "input_size": [3, 24, 30],
+        "crop_pct": 0.9,
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+    },
+}
+HUGGING_FACE = {
+    "model_type": "vit",
+    "hidden_size": 36,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "image_size": [24, 30],
+    "id2label": {str(number): f"kind {number}" for number in range(7)},
+}
+PROCESSOR = {
+    "size": {"shortest_edge": 256},
+    "crop_size": {"height": 224, "width": 224},
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "file", "config"),
+    [
+        (CLS, "config.json", TIMM),
+        ("transformers-cls", "config.json", HUGGING_FACE),
+        ("transformers-cls", "preprocessor_config.json", PROCESSOR),
+    ],
+)
+def test_an_odd_config_is_followed_or_refused_in_words(tmp_path, name, file, config):
+    save_file(samples.tensors(name), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(HUGGING_FACE))
+    for place in leaves(config):
+        for value in ODD:
+            (tmp_path / file).write_text(json.dumps(changed(config, place, value)))
+            try:
+                load(tmp_path)
+            except UserError as error:
+                assert "\n" not in str(error)

@@ -66,7 +66,7 @@ def look_beside(folder: Path) -> Beside:
             return timm(config)
         if "model_type" in config:
             return hugging_face(config, read_json(folder / "preprocessor_config.json"))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{folder / 'config.json'} is odd: {error!r}; mend or remove it") from error
