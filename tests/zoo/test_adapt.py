@@ -142,6 +142,8 @@ def test_fewer_layers_are_the_first_ones(plain):
     for name, x in short.model.state_dict().items():
         assert torch.equal(x, whole.model.state_dict()[name])
     assert short.report.adapted == ["depth 2 -> 1: the first blocks"]
+    assert whole.report.loaded - short.report.loaded == 12
+    assert whole.report.loaded - plain(classes=4).report.loaded == 2
 
 
 @pytest.mark.parametrize(

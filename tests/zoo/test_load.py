@@ -272,8 +272,11 @@ GOOGLE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", GOOGLE)
-@pytest.mark.parametrize("layout", ["original", "target", "big_vision", "img", "scan"])
+LAYOUTS = ["original", "target", "big_vision", "img", "scan"]
+STORED = [(a, b) for a in LAYOUTS for b in GOOGLE if b != "hybrid"] + [("original", "hybrid")]
+
+
+@pytest.mark.parametrize(("layout", "kind"), STORED)
 def test_google_arrays_in_each_layout_are_the_model_they_came_from(tmp_path, layout, kind):
     torch.manual_seed(0)
     settings = {"image": 32, "patch": 8, "classes": 5, "width": 32, "depth": 2, "heads": 4}
@@ -511,6 +514,18 @@ def test_a_file_of_ours_is_fitted_like_any_other(tmp_path):
     assert loaded.view.size == (16, 48) and loaded.view.mean == (0.1,)
     assert loaded.classes is None
     assert loaded.model(torch.zeros(1, 1, 16, 48)).shape == (1, 5)
+
+
+def test_a_name_of_the_table_leads_to_the_hub(tmp_path, monkeypatch):
+    asked = []
+
+    def fetch(name: str) -> Path:
+        asked.append(name)
+        return samples.save("timm-grey", tmp_path / "fetched")
+
+    monkeypatch.setattr("vitrail.zoo.hub.fetch", fetch)
+    load("Ti/16 augreg-in21k-in1k", vit={"heads": 3})
+    assert asked == ["timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"]
 
 
 def test_nothing_and_several_things_are_no_weights(tmp_path):

@@ -125,9 +125,8 @@ def open_numpy(path: Path, members: dict[str, tuple[int, int]]) -> Contents:
                 (2, 0): np.lib.format.read_array_header_2_0,
             }[version]
             shape, fortran, kind = header(head)
-        except (ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{path} holds {name} with a broken header: {reason}") from error
+        except Exception as error:  # numpy parses it as Python, and a broken one can raise anything
+            raise UserError(f"{path} holds {name} with a broken header; fetch it again") from error
         if any(side < 0 for side in shape):
             raise UserError(f"{path} holds {name} with a side below 0; fetch it again")
         if kind.str not in NUMPY_KINDS:
@@ -151,6 +150,9 @@ def open_torch(path: Path, members: dict[str, tuple[int, int]], pickle: str) -> 
     if members[pickle][1] > PICKLE:
         raise UserError(f"{path} holds more names than weights need; save the state_dict only")
     check_pickle(path, cut(path, members[pickle]))
+    order = members.get(pickle.removesuffix("data.pkl") + "byteorder")
+    if order is not None and cut(path, order) != b"little":
+        raise UserError(f"{path} was written on a big-endian machine; save it again as safetensors")
     try:
         with torch.serialization.safe_globals([Namespace]):
             tree = torch.load(path, map_location="meta", weights_only=True)

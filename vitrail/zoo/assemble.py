@@ -13,11 +13,13 @@ from vitrail.zoo.adapt import resize_kernel, spread_channels, stretch_positions
 from vitrail.zoo.architecture import Found, unread
 from vitrail.zoo.layout import Parts, listing
 
+HEADS = ("head.", "head_dist.")
 BIASES = r"(patch_embed\.proj|blocks\.\d+\.attn\.qkv)\.bias"  # some models have none: zero here
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Notes:
+    loaded: int = 0  # tensors of the file that found their place
     resized: list[str] = field(default_factory=list)
     adapted: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -30,7 +32,12 @@ def assemble(parts: Parts, found: Found, wanted: ViTConfig, source: str) -> tupl
         model = ViT(wanted)
     shapes = {name: one.shape for name, one in model.state_dict().items()}
     new_head = head_changes(old, wanted, notes)
-    check_places(parts, old, shapes, new_head, source)
+    check_places(parts, old, shapes, source)
+    notes.loaded = sum(
+        len(pieces)
+        for name, pieces in parts.pieces.items()
+        if not (new_head and name.startswith(HEADS)) and not dropped(name, shapes, old)
+    )
     if wanted.depth < old.depth:
         notes.adapted.append(f"depth {old.depth} -> {wanted.depth}: the first blocks")
     special = tokens(parts, found, notes)
@@ -40,7 +47,7 @@ def assemble(parts: Parts, found: Found, wanted: ViTConfig, source: str) -> tupl
     for name, shape in shapes.items():
         if name in special:
             x = special[name]
-        elif new_head and name.split(".")[0] in ("head", "head_dist"):
+        elif new_head and name.startswith(HEADS):
             x = torch.zeros(shape)
         elif name not in parts.pieces and re.fullmatch(BIASES, name):
             x = torch.zeros(shape)
@@ -80,9 +87,7 @@ def head_changes(old: ViTConfig, wanted: ViTConfig, notes: Notes) -> bool:
     return True
 
 
-def check_places(
-    parts: Parts, old: ViTConfig, shapes: dict[str, torch.Size], new_head: bool, source: str
-) -> None:
+def check_places(parts: Parts, old: ViTConfig, shapes: dict[str, torch.Size], source: str) -> None:
     """Stops if a tensor of the file has no place in the model and no reason to have none."""
     used = {*shapes, *unread(parts, {"pool": old.pool, "distilled": old.distilled}), "reg_token"}
     lost = [name for name in parts.pieces if name not in used and not dropped(name, shapes, old)]
@@ -92,10 +97,12 @@ def check_places(
 
 def dropped(name: str, shapes: dict[str, torch.Size], old: ViTConfig) -> bool:
     """Whether a tensor goes with a block or a head that is not wanted."""
-    front = name.split(".")[0]
-    if front in ("head", "head_dist", "pre_logits"):
+    if name in shapes:
+        return False
+    if name.startswith((*HEADS, "pre_logits.")):
         return old.head != "none"
-    return front == "blocks" and f"blocks.{name.split('.')[1]}.norm1.weight" not in shapes
+    number = name.split(".")[1] if name.startswith("blocks.") else ""
+    return bool(number) and f"blocks.{number}.norm1.weight" not in shapes
 
 
 def pooled(parts: Parts, name: str) -> bool:

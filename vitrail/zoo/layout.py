@@ -39,10 +39,6 @@ class Parts:
     told: list[str] = field(default_factory=list)
     vit: dict[str, Any] = field(default_factory=dict)  # settings that only names or arrays reveal
 
-    @property
-    def count(self) -> int:
-        return sum(len(pieces) for pieces in self.pieces.values())
-
     def shape(self, name: str) -> Shape | None:
         """Of the joined pieces; none if the file has no such tensor."""
         if name not in self.pieces:

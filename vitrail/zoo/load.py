@@ -222,7 +222,7 @@ def summary(source: str, parts: Parts, notes: Notes, told: list[str]) -> Report:
     return Report(
         source=source,
         format=parts.format,
-        loaded=parts.count,
+        loaded=notes.loaded,
         resized=notes.resized,
         adapted=notes.adapted,
         left_out=[*parts.left_out, *notes.left_out],
