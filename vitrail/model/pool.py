@@ -34,7 +34,7 @@ class AttentionPool(nn.Module):
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The one query, and the keys and values of all tokens."""
         q = (
-            self.q(self.latent).expand(len(x), -1, -1).unflatten(-1, (self.heads, -1))
+            self.q(self.latent).expand(x.shape[0], -1, -1).unflatten(-1, (self.heads, -1))
         )  # (B, 1, h, d)
         k, v = (
             self.kv(x).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)

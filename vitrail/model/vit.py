@@ -77,7 +77,8 @@ class ViT(nn.Module):
             rope = rotary(grid, config.width // config.heads, config.prefix, x)
         if keep is not None:
             x, rope = self.choose(x, rope, keep)
-        x = torch.cat([*self.prefix(len(x)), x], dim=1)  # (B, N, D)
+        # x.shape[0], for len(x) would fix the batch size of an exported model
+        x = torch.cat([*self.prefix(x.shape[0]), x], dim=1)  # (B, N, D)
         return self.norm_pre(self.dropout(x)), rope
 
     def prefix(self, images: int) -> list[Tensor]:
@@ -92,14 +93,12 @@ class ViT(nn.Module):
 
     def choose(self, x: Tensor, rope: Tensor | None, keep: Tensor) -> tuple[Tensor, Tensor | None]:
         """Only the patches in `keep`, and their rotation."""
-        if keep.ndim != 2 or len(keep) != len(x) or keep.dtype != torch.int64:
+        if keep.ndim != 2 or keep.shape[0] != x.shape[0] or keep.dtype != torch.int64:
             came = f"{keep.dtype} of shape {tuple(keep.shape)}"
-            raise UserError(
-                f"keep is {came}; give int64 indices of patches, a row for each of {len(x)} images"
-            )
+            raise UserError(f"keep is {came}; give int64 indices of patches, a row for each image")
         chosen = x.gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
         if rope is not None:
-            front = torch.arange(self.config.prefix, device=keep.device).expand(len(keep), -1)
+            front = torch.arange(self.config.prefix, device=keep.device).expand(keep.shape[0], -1)
             index = torch.cat([front, keep + self.config.prefix], dim=1)
             rope = rope[:, 0, 0, index][:, :, None]  # (2, B, 1, N, d)
         return chosen, rope
