@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from vitrail.cli.flags import Vit, changes
+
 
 def evaluate(
     model: Annotated[str, tyro.conf.Positional],
@@ -15,6 +17,7 @@ def evaluate(
     device: str = "auto",
     skip_broken: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    vit: Vit = Vit(),  # noqa: B008
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Measure a model on labelled images.
@@ -27,6 +30,7 @@ def evaluate(
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
         skip_broken: go on without images that cannot be read
         preprocess: mean and deviation that foreign weights expect, if their file does not say
+        vit: the model at another image size, or what foreign weights do not say of themselves
         json: print one JSON document
     """
     from rich.console import Console
@@ -36,7 +40,7 @@ def evaluate(
     from vitrail.run.classifier import load
     from vitrail.run.scores import evaluate, open_for
 
-    classifier = load(model, device=device, preprocess=preprocess)
+    classifier = load(model, device=device, preprocess=preprocess, vit=changes(vit, "vit"))
     source, part = open_for(classifier, data, split)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

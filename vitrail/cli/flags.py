@@ -5,9 +5,11 @@ import inspect
 import sys
 from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
 from functools import cache
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 import tyro
+
+from vitrail.model.config import ViTConfig
 
 
 def optional(cls: type) -> Any:
@@ -64,3 +66,9 @@ def changes(flags: Any, where: str) -> dict[str, Any]:
         elif value is not None:
             asked[entry.name] = value
     return asked
+
+
+if TYPE_CHECKING:
+    Vit: TypeAlias = Any
+else:
+    Vit = optional(ViTConfig)  # asked for by several verbs

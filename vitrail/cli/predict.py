@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from vitrail.cli.flags import Vit, changes
 from vitrail.errors import UserError
 
 Result = tuple[Any, Any]  # path; a `Prediction`, or the error in its place
@@ -22,6 +23,7 @@ def predict(
     top: int | None = None,
     device: str = "auto",
     preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    vit: Vit = Vit(),  # noqa: B008
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     csv: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
@@ -33,6 +35,7 @@ def predict(
         top: how many of the most likely classes to tell, by default 1, in JSON 5
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
         preprocess: mean and deviation that foreign weights expect, if their file does not say
+        vit: the model at another image size, or what foreign weights do not say of themselves
         json: print one JSON line for each image
         csv: print a table of path, label, probability, error
     """
@@ -44,7 +47,7 @@ def predict(
         raise UserError("json and csv are two forms of the same; give one of them")
     from vitrail.run.classifier import load
 
-    classifier = load(model, device=device, preprocess=preprocess)
+    classifier = load(model, device=device, preprocess=preprocess, vit=changes(vit, "vit"))
     print_as = as_lines if json else as_csv if csv else as_table
     if not print_as(watched(classifier.each(paths(images), top or (5 if json else 1)), images)):
         sys.exit(1)

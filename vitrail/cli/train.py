@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import tyro
 
-from vitrail.cli.flags import changes, optional
+from vitrail.cli.flags import Vit, changes, optional
 from vitrail.data.config import DataConfig, Preprocess
-from vitrail.model.config import ViTConfig
 from vitrail.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    Vit: TypeAlias = Any
     Train: TypeAlias = Any
     Data: TypeAlias = Any
     View: TypeAlias = Any
 else:
-    Vit, Train, Data, View = map(optional, (ViTConfig, TrainConfig, DataConfig, Preprocess))
+    Train, Data, View = map(optional, (TrainConfig, DataConfig, Preprocess))
 
 
 def train(
