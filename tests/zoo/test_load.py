@@ -1,6 +1,7 @@
 """Everybody's weights in: the same answers, and nothing that happened to them left unsaid."""
 
 import json
+import math
 import re
 from argparse import Namespace
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.zoo.arrays import google_arrays
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
+from vitrail.zoo.beside import share
 from vitrail.zoo.file import save_model
 from vitrail.zoo.load import load
 
@@ -253,6 +255,11 @@ def test_a_processor_says_how_images_are_seen(tmp_path):
     assert view.crop == pytest.approx(0.875) and view.size == (24, 30)
 
 
+def test_a_crop_gives_the_processors_size_again():
+    sizes = [(inner, outer) for inner in range(16, 300) for outer in range(inner, 600)]
+    assert all(math.floor(inner / share(inner, outer)) == outer for inner, outer in sizes)
+
+
 def test_a_processor_that_squeezes_is_told_of(tmp_path):
     folder = hugging_face(tmp_path / "seen", "transformers-cls")
     save_file(samples.tensors("transformers-cls"), folder / "model.safetensors")
@@ -347,6 +354,12 @@ def test_a_tensor_of_another_shape_stops_the_load(tmp_path):
     state["blocks.1.norm1.weight"] = torch.ones(35)
     with pytest.raises(UserError, match=r"blocks\.1\.norm1\.weight as 35, which should be 36"):
         load(saved(tmp_path / "odd.pth", state), vit=HEADS)
+
+
+def test_a_second_head_without_its_token_stops_the_load(tmp_path):
+    state = samples.tensors(CLS) | {"head_dist.weight": torch.ones(7, 36)}
+    with pytest.raises(UserError, match=r"head_dist\.weight, for which this model has no place"):
+        load(saved(tmp_path / "heads.pth", state), vit=HEADS)
 
 
 def test_two_norms_at_the_end_stop_the_load(tmp_path):

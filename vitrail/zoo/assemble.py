@@ -32,12 +32,9 @@ def assemble(parts: Parts, found: Found, wanted: ViTConfig, source: str) -> tupl
         model = ViT(wanted)
     shapes = {name: one.shape for name, one in model.state_dict().items()}
     new_head = head_changes(old, wanted, notes)
-    check_places(parts, old, shapes, source)
-    notes.loaded = sum(
-        len(pieces)
-        for name, pieces in parts.pieces.items()
-        if not (new_head and name.startswith(HEADS)) and not dropped(name, shapes, old)
-    )
+    given_up = [name for name in parts.pieces if dropped(name, shapes, old, wanted, new_head)]
+    check_places(parts, old, {*shapes, *given_up}, source)
+    notes.loaded = sum(len(pieces) for name, pieces in parts.pieces.items() if name not in given_up)
     if wanted.depth < old.depth:
         notes.adapted.append(f"depth {old.depth} -> {wanted.depth}: the first blocks")
     special = tokens(parts, found, notes)
@@ -87,22 +84,23 @@ def head_changes(old: ViTConfig, wanted: ViTConfig, notes: Notes) -> bool:
     return True
 
 
-def check_places(parts: Parts, old: ViTConfig, shapes: dict[str, torch.Size], source: str) -> None:
+def check_places(parts: Parts, old: ViTConfig, placed: set[str], source: str) -> None:
     """Stops if a tensor of the file has no place in the model and no reason to have none."""
-    used = {*shapes, *unread(parts, {"pool": old.pool, "distilled": old.distilled}), "reg_token"}
-    lost = [name for name in parts.pieces if name not in used and not dropped(name, shapes, old)]
-    if lost:
-        raise UserError(f"{source} has {lost[0]}, for which this model has no place")
+    idle = unread(parts, {"pool": old.pool, "distilled": old.distilled})
+    if lost := parts.pieces.keys() - placed - {*idle, "reg_token"}:
+        raise UserError(f"{source} has {min(lost)}, for which this model has no place")
 
 
-def dropped(name: str, shapes: dict[str, torch.Size], old: ViTConfig) -> bool:
+def dropped(
+    name: str, shapes: dict[str, torch.Size], old: ViTConfig, wanted: ViTConfig, new_head: bool
+) -> bool:
     """Whether a tensor goes with a block or a head that is not wanted."""
-    if name in shapes:
-        return False
-    if name.startswith((*HEADS, "pre_logits.")):
-        return old.head != "none"
+    if name.startswith("head.") or (name.startswith("head_dist.") and old.distilled):
+        return new_head or wanted.head == "none"
+    if name.startswith("pre_logits."):
+        return name not in shapes
     number = name.split(".")[1] if name.startswith("blocks.") else ""
-    return bool(number) and f"blocks.{number}.norm1.weight" not in shapes
+    return bool(number) and int(number) >= wanted.depth
 
 
 def pooled(parts: Parts, name: str) -> bool:
