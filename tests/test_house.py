@@ -34,6 +34,7 @@ FREE_OF_TORCH = [
     "vitrail.model.config",
     "vitrail.model.cost",
     "vitrail.zoo.presets",
+    "vitrail.zoo.weights",
     "vitrail.cli.main",
 ]
 

@@ -1,5 +1,6 @@
 """From a recipe to the things that run it: device, loader, model and optimizer."""
 
+import logging
 import math
 
 import torch
@@ -14,6 +15,8 @@ from vitrail.run.auto import Facts
 from vitrail.run.recipe import Recipe
 from vitrail.training.learner import Learner
 from vitrail.zoo import load as zoo
+
+log = logging.getLogger(__name__)
 
 FEWEST = 9  # patches below which attention has nothing to look at
 TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
@@ -84,11 +87,20 @@ def make_learner(recipe: Recipe, place: torch.device) -> Learner:
     )
 
 
+def told(loaded: zoo.Loaded) -> zoo.Loaded:
+    """Says what became of foreign weights, and who told what their file does not."""
+    report = loaded.report
+    for kind in ("resized", "adapted", "left_out", "told"):
+        for fact in getattr(report, kind):
+            log.info(f"{report.source}: {kind.replace('_', ' ')}: {fact}")
+    return loaded
+
+
 def begin_from(weights: str, model: ViT) -> None:
     """Everything but the head, which begins anew: the classes are others."""
     config = model.config
     fit = {"image": config.image, "classes": config.classes, "channels": config.channels}
-    loaded = zoo.load(weights, vit=fit)
+    loaded = told(zoo.load(weights, vit=fit))
     model.load_state_dict(loaded.model.state_dict())
     for head in (model.head, model.head_dist):
         if isinstance(head, nn.Linear):

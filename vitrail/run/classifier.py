@@ -16,7 +16,7 @@ from vitrail.data.image import load_image
 from vitrail.data.preprocess import preprocess
 from vitrail.errors import UserError
 from vitrail.model.vit import ViT
-from vitrail.run.build import pick_device
+from vitrail.run.build import pick_device, told
 from vitrail.training.learner import computed_in
 from vitrail.zoo import load as zoo
 
@@ -139,7 +139,7 @@ def many(images: Any) -> Iterable[Picture]:
 
 def load(path: str | Path, *, device: str = "cpu", **hints: Any) -> Classifier:
     """The classifier in a run folder, a model file, or any weights that `zoo` reads."""
-    loaded = zoo.load(path, **hints)
+    loaded = told(zoo.load(path, **hints))
     config = loaded.model.config
     if loaded.view is None:
         raise UserError(
