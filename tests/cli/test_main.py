@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vitrail.cli import main
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -125,3 +127,19 @@ def test_the_wheel_runs_outside_the_checkout(tmp_path):
         text=True,
     )
     assert json.loads(script.stdout), script.stderr
+
+
+@pytest.mark.parametrize("busy, shared", [(0, False), (6, False), (15, True), (40, True)])
+def test_a_machine_with_more_than_half_a_core_busy_is_shared(monkeypatch, busy, shared):
+    readings = iter([[0] * 8, [busy, 0, 0, 40 - busy, 0, 0, 0, 0]])  # ticks of two cores
+    monkeypatch.setattr(main.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(main, "cpu_times", lambda: next(readings))
+    assert main.machine_is_shared(seconds=0) is shared
+
+
+def test_a_machine_that_does_not_tell_is_not_shared(monkeypatch):
+    def missing():
+        raise FileNotFoundError
+
+    monkeypatch.setattr(main, "cpu_times", missing)
+    assert not main.machine_is_shared(seconds=0)

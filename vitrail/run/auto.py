@@ -207,12 +207,12 @@ def training(facts: Facts, vit: ViTConfig, passes: float, reasons: list[str]) ->
     """Optimizer, batch and schedule."""
     batch = batch_size(facts)
     train: dict[str, Any] = {"batch": batch, "optimizer": "muon", "lr": 1e-2, "schedule": "linear"}
-    reasons.append(f"batch {batch}: at least eight steps in each pass over {facts.images:,} images")
+    reasons.append(f"batch {batch}: at least 16 steps in each pass over {facts.images:,} images")
     if vit.patches >= 36 and passes < 15:
         train |= {"drop_patches": 0.5, "drop_until": 0.7}
         reasons.append("half of the patches dropped at first: more steps in a short time")
     if passes >= 40:
-        train |= {"smoothing": 0.1, "ema": 0.999 if facts.images * passes / batch > 3000 else 0.98}
+        train |= {"smoothing": 0.1, "ema": averaging(facts.images * passes / batch)}
         reasons.append("label smoothing and averaged weights: many passes would learn by heart")
     if facts.uneven > 3:
         how = "balanced sampling" if facts.uneven > 10 else "class weights"
@@ -220,12 +220,17 @@ def training(facts: Facts, vit: ViTConfig, passes: float, reasons: list[str]) ->
     return train | uneven(facts)
 
 
+def averaging(steps: float) -> float:
+    """Over the last hundredth of the steps or so, and over a hundred steps at least."""
+    return 0.999 if steps > 3000 else 0.99
+
+
 def uneven(facts: Facts) -> dict[str, Any]:
     return {"class_weights": 3 < facts.uneven <= 10}
 
 
 def batch_size(facts: Facts) -> int:
-    return 1 << min(7, max(2, math.floor(math.log2(max(4, facts.images / 8)))))
+    return 1 << min(7, max(2, math.floor(math.log2(max(4, facts.images / 16)))))
 
 
 def crop(facts: Facts, vit: ViTConfig) -> float:
