@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitrail.errors import UserError as UserError
+    from vitrail.insight.maps import attention as attention
     from vitrail.model.config import ViTConfig as ViTConfig
     from vitrail.model.vit import ViT as ViT
     from vitrail.run.classifier import load as load
@@ -18,13 +19,14 @@ _HOMES = {  # found on first use, so that `vitrail --help` does not wait for tor
     "UserError": "vitrail.errors",
     "ViT": "vitrail.model.vit",
     "ViTConfig": "vitrail.model.config",
+    "attention": "vitrail.insight.maps",
     "load": "vitrail.run.classifier",
     "preset": "vitrail.zoo.presets",
     "resume": "vitrail.run.run",
     "train": "vitrail.run.run",
 }
 
-__all__ = ["UserError", "ViT", "ViTConfig", "load", "preset", "resume", "train"]
+__all__ = ["UserError", "ViT", "ViTConfig", "attention", "load", "preset", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,1 @@
+"""What the model looks at, how far to believe it, and what it learned."""
