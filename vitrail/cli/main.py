@@ -16,7 +16,20 @@ from vitrail.errors import UserError
 STARTED = time.monotonic()  # `--minutes` count from here
 
 # In the order of `--help`; each is a function of that name in `vitrail.cli.<verb>`.
-VERBS = ("demo", "check", "train", "resume", "evaluate", "predict", "convert", "models", "datasets")
+VERBS = (
+    "demo",
+    "check",
+    "train",
+    "resume",
+    "evaluate",
+    "predict",
+    "explain",
+    "report",
+    "compare",
+    "convert",
+    "models",
+    "datasets",
+)
 LONG = ("demo", "train", "resume")
 
 

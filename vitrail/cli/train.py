@@ -38,7 +38,7 @@ def train(
 ) -> None:
     """Train a classifier on your images.
 
-    Chooses a recipe from the data, says why, trains, and leaves a run folder.
+    Chooses a recipe from the data, says why, trains, and leaves a run folder with a report.
 
     Args:
         source: folder of class folders, table of paths and labels, tar shards, or a built-in name
@@ -92,3 +92,5 @@ def tell(metrics: dict[str, Any], json: bool) -> None:
                 f"{words} accuracy {score['accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%})"
             )
     print(f"{metrics['steps']} steps, {metrics['seconds']:.0f} seconds; run {metrics['run']}")
+    if (page := Path(metrics["run"]) / "report.html").is_file():
+        print(f"report {page}")

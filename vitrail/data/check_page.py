@@ -1,7 +1,5 @@
 """An examined data set as one HTML page that needs no network: what was found, with pictures."""
 
-import base64
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,15 +7,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from vitrail import __version__
-from vitrail.data.check import PHOTO, picture
-from vitrail.data.findings import SPLITS, Finding, Group, Judgement, printable, tally
-from vitrail.data.image import load_image
+from vitrail.data.check import PHOTO
+from vitrail.data.findings import SPLITS, Finding, Group, Judgement, tally
+from vitrail.data.page import evenly, templates, thumbnail, uri
 from vitrail.data.progress import bar
-from vitrail.data.source import Source
-from vitrail.errors import UserError
 
 # What one page shows at most, so that it opens quickly however large the set is.
 LINES = 200  # files in a list
@@ -27,9 +22,6 @@ CLASSES = 60  # bars
 SAMPLED = 24  # classes with sample pictures
 SAMPLES = 8  # pictures of each of those
 BARS = 24  # of a histogram
-
-SIDE = 176  # pixels of a thumbnail: twice what a page shows, for fine screens
-TINY = 64  # pixels up to which a picture is kept as it is and drawn with hard edges
 
 ELSEWHERE = {
     "Uneven": "classes",
@@ -48,19 +40,10 @@ def page(
     progress: bool = True,
 ) -> str:
     """The whole page; `plan` has settings and reasons, or an error, `augmented` is a PNG."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["shown"] = lambda text: printable(str(text))
     source = judgement.examination.source
     album = Album(judgement, progress)
-    return environment.get_template("check.html").render(
+    template = templates(Path(__file__).parent).get_template("check.html")
+    return template.render(
         version=__version__,
         photo=PHOTO,
         name=source.name,
@@ -146,40 +129,11 @@ class Album:
                 yield self.source.classes[label], evenly(items, SAMPLES)
 
 
-def evenly(numbers: NDArray[np.int64], most: int) -> list[int]:
-    """At most so many of the numbers, evenly spread."""
-    places = np.linspace(0, len(numbers) - 1, min(most, len(numbers))).round().astype(int)
-    chosen: list[int] = numbers[places].tolist()
-    return chosen
-
-
 def drawn(finding: Finding) -> list[Group]:
     """The groups of which pictures are shown; broken images have none."""
     if finding.name == "Broken":
         return []
     return [group for group in finding.groups if group.items][:GROUPS]
-
-
-def thumbnail(source: Source, item: int) -> Card:
-    """A small copy; nothing if the image has become unreadable meanwhile."""
-    try:
-        image = picture(load_image(source[item].content, None))
-    except UserError:
-        return {"image": None, "tiny": False}
-    if max(image.size) <= TINY:
-        return {"image": uri(packed(image, "PNG"), "png"), "tiny": True}
-    image.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC, reducing_gap=3.0)
-    return {"image": uri(packed(image, "JPEG", quality=80), "jpeg"), "tiny": False}
-
-
-def packed(image: Image.Image, kind: str, **settings: int) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, kind, optimize=True, **settings)
-    return stream.getvalue()
-
-
-def uri(content: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def facts(judgement: Judgement) -> list[tuple[str, str]]:

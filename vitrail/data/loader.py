@@ -162,11 +162,19 @@ class Loader:
             x, targets = augment.mix(x, labels, len(self.source.classes), settings, random)
         return Batch(x, labels, targets, task.items, task.step, task.epoch)
 
-    def evaluation(self, split: Split, batch: int | None = None) -> Iterator[Batch]:
-        """This rank's share of a split, each image once and in order; the last batch is smaller."""
+    def evaluation(
+        self, split: Split, batch: int | None = None, most: int | None = None
+    ) -> Iterator[Batch]:
+        """This rank's share of a split, each image once and in order; the last batch is smaller.
+
+        With `most`, not more images than that, evenly chosen.
+        """
         if split not in self._items:
             self.prepare(split, training=False)
-        items = self._items[split][self.rank :: self.world]
+        items = self._items[split]
+        if most is not None and most < len(items):
+            items = items[np.linspace(0, len(items) - 1, most).round().astype(int)]
+        items = items[self.rank :: self.world]
         if not len(items):
             return
         size = batch or max(1, self.batch // self.world)

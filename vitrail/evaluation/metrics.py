@@ -79,7 +79,12 @@ def reliability(
 ) -> list[Bin]:
     """Confidence against accuracy in `bins` equal ranges of confidence, leaving out empty ones."""
     sure, predicted = (logits.double() / temperature).softmax(dim=1).max(dim=1)
-    right = (predicted == labels).double()
+    return binned(sure, predicted == labels, bins)
+
+
+def binned(sure: Tensor, right: Tensor, bins: int = 15) -> list[Bin]:
+    """The same from the probability of each prediction (N), and whether it was right (N)."""
+    sure, right = sure.double(), right.double()
     number = (sure * bins).ceil().clamp(1, bins) - 1  # each range holds its upper end
     found = []
     for inside in (number == n for n in range(bins)):
@@ -133,6 +138,13 @@ class Mistake:
 def mistakes(logits: Tensor, labels: Tensor, most: int = 20) -> list[Mistake]:
     """The wrong predictions, the most confident first."""
     sure, predicted = logits.double().softmax(dim=1).max(dim=1)
+    return surest_mistakes(sure, predicted, labels, most)
+
+
+def surest_mistakes(
+    sure: Tensor, predicted: Tensor, labels: Tensor, most: int = 20
+) -> list[Mistake]:
+    """The same from the probability of each prediction."""
     wrong = (predicted != labels).nonzero()[:, 0]
     order = wrong[sure[wrong].argsort(descending=True, stable=True)][:most]
     return [

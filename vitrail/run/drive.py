@@ -1,5 +1,6 @@
 """What happens between steps: the journal, saved states, validation, signals, early stopping."""
 
+import math
 import signal
 import threading
 import time
@@ -27,6 +28,8 @@ FRESH: dict[str, Any] = {  # what a run knows of itself, beside its tensors
     "seconds": 0.0,  # spent on them
     "epoch_loss": 0.0,  # sum over the steps of this epoch
     "epoch_steps": 0,
+    "epoch_right": 0,  # answers, of all on the images as they were trained on
+    "epoch_images": 0,
     "best": None,  # validation accuracy, loss, epoch and step of the kept weights
 }
 
@@ -107,6 +110,8 @@ class Driver:
         facts["step"] = step.number
         facts["epoch_loss"] += step.loss
         facts["epoch_steps"] += 1
+        facts["epoch_right"] += step.right
+        facts["epoch_images"] += step.images
         if step.number == 1 and (hint := loop.first_loss_hint(step.loss, self.recipe.vit.classes)):
             self.live.say(hint)
         if step.number % settings.log_every and step.number not in (1, settings.steps):
@@ -127,13 +132,15 @@ class Driver:
         line: dict[str, Any] = {"kind": "epoch", "epoch": epoch, "step": step}
         line["seconds"] = round(self.seconds(), 3)
         line["train_loss"] = facts["epoch_loss"] / facts["epoch_steps"]
+        line["train_accuracy"] = facts["epoch_right"] / facts["epoch_images"]
         line |= {"val_loss": None, "val_accuracy": None}
-        facts["epoch_loss"], facts["epoch_steps"] = 0.0, 0
+        for name in ("epoch_loss", "epoch_steps", "epoch_right", "epoch_images"):
+            facts[name] = FRESH[name]
         if epoch % self.recipe.train.evaluate_every == 0 or step == self.recipe.train.steps:
             outputs, labels = look(self.learner, self.loader, "val")
             line["val_loss"] = log_loss(outputs, labels)
             line["val_accuracy"] = accuracy(outputs, labels)
-            if better(line, facts["best"]):
+            if better(line, facts["best"], len(labels)):
                 names = ("val_accuracy", "val_loss", "epoch", "step")
                 facts["best"] = {name: line[name] for name in names}
                 self.keep(facts["best"])
@@ -155,11 +162,17 @@ class Driver:
         self.saved = time.monotonic()
 
 
-def better(line: dict[str, Any], best: dict[str, Any] | None) -> bool:
-    """More right answers; or as many, with a lower loss."""
+def better(line: dict[str, Any], best: dict[str, Any] | None, images: int) -> bool:
+    """More right answers by more than chance, one standard error; or else a lower loss.
+
+    Of many looks at few images, the one with the most right answers is the luckiest, not the best.
+    """
     if best is None:
         return True
-    return (line["val_accuracy"], -line["val_loss"]) > (best["val_accuracy"], -best["val_loss"])
+    rate, kept = line["val_accuracy"], best["val_accuracy"]
+    if abs(rate - kept) > math.sqrt(max(kept * (1 - kept), 1 / images) / images):
+        return bool(rate > kept)
+    return bool(line["val_loss"] < best["val_loss"])
 
 
 def look(learner: Learner, loader: Loader, split: Split) -> tuple[Tensor, Tensor]:

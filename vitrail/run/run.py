@@ -1,6 +1,7 @@
 """A run from its first choice to its results: owns the run folder."""
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -16,22 +17,22 @@ from vitrail.data.config import Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import Source, Split, fingerprint, indices, open_data
 from vitrail.errors import UserError
-from vitrail.evaluation.loop import logits
 from vitrail.evaluation.metrics import accuracy, fit_temperature, interval
-from vitrail.run import auto
+from vitrail.run import auto, predictions
 from vitrail.run.build import check_sense, make_learner, make_loader, pick_device
 from vitrail.run.drive import FRESH, Driver
 from vitrail.run.journal import Journal
 from vitrail.run.live import Live
 from vitrail.run.plan import plan
+from vitrail.run.predictions import Predictions, Seen, ask
 from vitrail.run.recipe import Recipe, build, digest, merge, read_recipe, write_toml
+from vitrail.run.record import JOURNAL, METRICS, MODEL, RECIPE, asked_instead, with_reasons
 from vitrail.training import state
 from vitrail.training.learner import Learner, computed_in
 from vitrail.zoo import load as zoo
 from vitrail.zoo.file import load_model, save_model
 
-RECIPE, JOURNAL = "recipe.toml", "journal.jsonl"
-MODEL, METRICS = "model.safetensors", "metrics.json"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,7 @@ def train(
     recipe: str | Path | None = None,
     changes: Mapping[str, Any] | None = None,
     tensorboard: bool = False,
+    report: bool = True,
     quiet: bool = False,
     began: float | None = None,
     **wishes: Any,
@@ -74,7 +76,8 @@ def train(
     `wishes` are those of `Wishes`: model, weights, minutes, epochs, seed, device. `changes` are
     settings by section, such as {"train": {"lr": 3e-4}}; they win over `recipe`, a TOML file,
     which wins over what is chosen from the data. Minutes count from `began`, a reading of
-    time.monotonic, until the results are written; by default from this call.
+    time.monotonic, until the results are written; by default from this call. After that, and
+    unless `report` is false, comes the page `report.html`.
     """
     began = time.monotonic() if began is None else began
     asked = build(Wishes, wishes)
@@ -85,7 +88,7 @@ def train(
         raise UserError("no data was given; give a folder, a table, or a name such as digits")
     source = open_data(data)
     place = pick_device(asked.device)
-    settings = design(source, data, table, asked, place, live)
+    settings, reasons = design(source, data, table, asked, place, live)
     folder = fresh_folder(out, source)
     with state.lock(folder):
         try:
@@ -93,16 +96,19 @@ def train(
             loader.prepare("train", "val")
             learner = make_learner(settings, place)
             settings = plan(settings, loader, learner, asked.minutes, began, live)
-            files.write(folder / RECIPE, write_toml(settings))
+            files.write(folder / RECIPE, with_reasons(reasons, write_toml(settings)))
         except BaseException:
             remove_untouched(folder)
             raise
         facts = {**FRESH, "data": fingerprint(source)}
         live.say(f"run {folder}")
-        return go(folder, settings, loader, learner, facts, tensorboard, quiet)
+        done = go(folder, settings, loader, learner, facts, tensorboard, quiet)
+        return told(done, loader) if report else done
 
 
-def resume(folder: str | Path, *, device: str = "auto", quiet: bool = False) -> Run:
+def resume(
+    folder: str | Path, *, device: str = "auto", report: bool = True, quiet: bool = False
+) -> Run:
     """Goes on with a run where its newest whole state stands."""
     folder = Path(folder)
     if not (folder / RECIPE).is_file():
@@ -125,10 +131,11 @@ def resume(folder: str | Path, *, device: str = "auto", quiet: bool = False) -> 
                     f"removed, renamed or changed; put them back, or start a new run"
                 )
             learner.restore(saved.tensors)
-            facts = dict(saved.facts)
+            facts |= saved.facts
         live.say(f"run {folder}: going on from step {facts['step']} of {settings.train.steps}")
         loader.prepare("train", "val")
-        return go(folder, settings, loader, learner, facts, False, quiet)
+        done = go(folder, settings, loader, learner, facts, False, quiet)
+        return told(done, loader) if report else done
 
 
 def design(
@@ -138,10 +145,10 @@ def design(
     asked: Wishes,
     place: torch.device,
     live: Live,
-) -> Recipe:
-    """The whole recipe: chosen from the data, changed by the recipe file, then by flags."""
+) -> tuple[Recipe, list[str]]:
+    """The whole recipe, chosen from the data, changed by recipe file and flags; and why."""
     facts = auto.look(source)
-    live.say(f"{source.name}: {facts}")
+    reasons = [f"{source.name}: {facts}"]
     given = dict(table.get("train", {}))
     if asked.seed is not None:
         given["seed"] = asked.seed
@@ -164,15 +171,18 @@ def design(
         choice = auto.choose(
             facts, model=model, minutes=asked.minutes, epochs=epochs, device=place.type
         )
-    for reason in choice.reasons:
-        live.say(f"  {reason}")
-    settings = merge(choice.settings, {**table, "train": given})
+    changes = {**table, "train": given}
+    if instead := asked_instead(choice.settings, changes):
+        choice.reasons.append(f"asked for: {', '.join(instead)}")
+    reasons += choice.reasons
+    live.say("\n  ".join(reasons))
+    settings = merge(choice.settings, changes)
     settings["source"] = str(Path(data).expanduser().resolve()) if source.path else data
     if "size" not in table.get("view", {}):
         settings["view"] = merge(settings["view"], {"size": settings["vit"]["image"]})
     made = build(Recipe, settings)
     check_sense(made, facts)
-    return made
+    return made, reasons
 
 
 def fresh_folder(out: str | Path | None, source: Source) -> Path:
@@ -221,6 +231,18 @@ def go(
     return judge(folder, recipe, loader, about, facts)
 
 
+def told(done: Run, loader: Loader) -> Run:
+    """Makes the page of a finished run; whatever goes wrong with it, the run stays finished."""
+    from vitrail.run.report import make
+
+    try:
+        make(done.folder, loader)
+    except Exception as error:
+        again = f"`vitrail report {done.folder}` tries again"
+        log.warning(f"the run is finished, but its report was not made: {error}; {again}")
+    return done
+
+
 def describe(recipe: Recipe, loader: Loader, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a model file says of itself beside its architecture."""
     source = loader.source
@@ -243,22 +265,23 @@ def judge(
     about: dict[str, Any],
     facts: Mapping[str, Any],
 ) -> Run:
-    """The best weights on validation and test images; writes model.safetensors and metrics.json."""
+    """The best weights on validation and test images; writes what a finished run leaves."""
     model, kept = load_model(folder / MODEL)
     model.to(loader.device)
     dtype = computed_in(recipe.train.precision, loader.device)
     scores: dict[str, Any] = {"val": None, "test": None}
     temperature = None
+    seen: dict[Split, Seen] = {}
     splits: tuple[Split, ...] = ("val", "test")
     for split in splits:
         if not len(indices(loader.source, split)):
             continue
-        batches = ((batch.images, batch.labels) for batch in loader.evaluation(split))
-        outputs, labels = logits(model, batches, dtype)
-        rate = accuracy(outputs, labels)
-        scores[split] = {"accuracy": rate, "interval": list(interval(rate, len(labels)))}
+        answers = ask(model, loader, split, dtype)
+        rate = accuracy(answers.logits, answers.labels)
+        scores[split] = {"accuracy": rate, "interval": list(interval(rate, len(answers.labels)))}
         if split == "val":
-            temperature = fit_temperature(outputs, labels)
+            temperature = fit_temperature(answers.logits, answers.labels)
+        seen[split] = answers.judged(temperature)
     metrics = {
         "run": str(folder),
         "model": recipe.model,
@@ -269,5 +292,8 @@ def judge(
     }
     ending = {**about, "best": kept["best"], "temperature": temperature, "metrics": scores}
     save_model(folder / MODEL, model, ending)
+    origin = predictions.about(loader.source, facts["data"], seen, temperature)
+    origin["made"] = predictions.made()
+    predictions.keep(folder, Predictions(splits=seen, facts=origin))
     files.write(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
     return Run(folder=folder, metrics=metrics)

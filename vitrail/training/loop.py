@@ -27,6 +27,7 @@ class Step:
     lr: float
     gradient: float  # its length, before clipping
     images: int
+    right: int  # images whose class came out highest; of mixed ones, the stronger of the two
 
 
 class Diverged(UserError):
@@ -67,10 +68,10 @@ def train(
         model.train()
         optimizer.zero_grad()
         with memory_told(config):
-            loss = backward(learner, look, objective, images, targets, config.accumulate)
+            loss, hits = backward(learner, look, objective, images, targets, config.accumulate)
         scaler.unscale_(optimizer)
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        number, gradient = torch.stack([loss.float(), norm.float()]).tolist()
+        number, gradient, right = torch.stack([loss.float(), norm.float(), hits.float()]).tolist()
         overflow = not math.isfinite(gradient)  # in float16, a smaller scale may still mend it
         if not math.isfinite(number) or (overflow and scaler.get_scale() <= 1):
             raise Diverged(
@@ -84,7 +85,14 @@ def train(
             if learner.average is not None:
                 learner.average.update(step)
         scaler.update()
-        yield Step(number=step + 1, loss=number, lr=lr, gradient=gradient, images=len(images))
+        yield Step(
+            number=step + 1,
+            loss=number,
+            lr=lr,
+            gradient=gradient,
+            images=len(images),
+            right=int(right),
+        )
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -112,21 +120,28 @@ def backward(
     images: Tensor,
     targets: Tensor,
     accumulate: int,
-) -> Tensor:
-    """Adds up the gradients of all parts of a batch; the mean loss of its images."""
+) -> tuple[Tensor, Tensor]:
+    """Adds up the gradients of all parts of a batch; the mean loss, and how many were right."""
     count = len(images)
     cut = [
         tensor.to(learner.device, non_blocking=True).tensor_split(min(accumulate, count))
         for tensor in (images, targets)
     ]
-    total = torch.zeros((), device=learner.device)
+    total, right = torch.zeros((2,), device=learner.device)
     for some, wanted in zip(*cut, strict=True):
         with learner.autocast():
             logits = look(some)
         loss = objective(logits, wanted) / count
         learner.scaler.scale(loss).backward()
         total = total + loss.detach()
-    return total
+        right = right + right_answers(logits.detach(), wanted)
+    return total, right
+
+
+def right_answers(logits: Tensor, targets: Tensor) -> Tensor:
+    """How many images have their class on top; of a mixed one the stronger class counts."""
+    truth = targets if targets.ndim == 1 else targets.argmax(dim=1)
+    return (logits.argmax(dim=1) == truth).sum()
 
 
 def cross_entropy(

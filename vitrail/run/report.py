@@ -1,0 +1,178 @@
+"""A run as one HTML page that needs no network: what was learned, how sure that is, and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitrail import files
+from vitrail.data.catalogue import SETS, present
+from vitrail.data.findings import printable
+from vitrail.data.loader import Loader
+from vitrail.data.preview import one_of_each, preview
+from vitrail.data.sheet import sheet
+from vitrail.data.source import Source, Split, fingerprint, indices, open_data
+from vitrail.errors import UserError
+from vitrail.evaluation import figures
+from vitrail.evaluation.figures import Chart, Curve, Mark
+from vitrail.model.cost import macs
+from vitrail.run import auto, predictions
+from vitrail.run.build import make_loader, pick_device
+from vitrail.run.predictions import Predictions, Seen, ask
+from vitrail.run.record import FIGURES, MODEL, REPORT, Record, read_run
+from vitrail.run.report_page import Drawing, calibration_curves, judging, page
+from vitrail.training.learner import computed_in
+from vitrail.zoo.file import load_model
+
+MOST = 10_000  # training images that are looked at once more for their confusion matrix
+LOOKING = 30.0  # seconds that this may take on a CPU, and then of fewer images
+LEAST = 500  # images that are looked at however long it takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    path: Path
+    figures: list[Path]
+    pictures: bool  # whether the images could be shown
+    why: str  # if not, why not
+
+
+def make(folder: str | Path, loader: Loader | None = None) -> Made:
+    """Writes `report.html` and `figures/` of a run, finished or not.
+
+    Without the `loader` of the run the data is opened again; if it is gone or has changed, the
+    page has no pictures and says so.
+    """
+    record = read_run(folder)
+    source, why = (loader.source, "") if loader is not None else data_of(record)
+    answers = complete(record, source, loader)
+    drawn = drawings(record, answers)
+    if source is not None and (augmented := augmentation(record, source)) is not None:
+        drawn["augmented"] = Drawing(name="augmented", png=augmented)
+    written = []
+    for one in drawn.values():
+        written.append(record.folder / FIGURES / f"{one.name}.png")
+        files.write(written[-1], one.png)
+    path = record.folder / REPORT
+    files.write(path, page(record, answers, source, why, drawn))
+    return Made(path=path, figures=written, pictures=source is not None, why=why)
+
+
+def data_of(record: Record) -> tuple[Source | None, str]:
+    """The data of a run if it is still there and the same; else why it is not used."""
+    name = record.recipe.source
+    if name in SETS and not present(name):
+        return None, f"the set {name} is not on this machine"
+    try:
+        source = open_data(name)
+    except UserError as error:
+        return None, str(error)
+    if began_with(record) not in (None, fingerprint(source)):
+        return None, f"{name} is not the data of this run any more"
+    return source, ""
+
+
+def began_with(record: Record) -> str | None:
+    """The fingerprint of the data that the run was trained on; None if it has left none yet."""
+    if record.predictions is not None:
+        return str(record.predictions.facts["data"]["fingerprint"])
+    if (record.folder / MODEL).is_file():
+        return str(load_model(record.folder / MODEL)[1]["data"]["fingerprint"])
+    return None
+
+
+def complete(record: Record, source: Source | None, loader: Loader | None) -> Predictions | None:
+    """What the final weights say of all splits; they are asked where an answer is missing."""
+    known = record.predictions
+    if record.metrics is None or source is None or (known and "train" in known.splits):
+        return known
+    loader = loader or make_loader(record.recipe, source, pick_device("auto"))
+    model, facts = load_model(record.folder / MODEL)
+    model.to(loader.device)
+    dtype = computed_in(record.recipe.train.precision, loader.device)
+    temperature = facts["temperature"]
+    seen: dict[Split, Seen] = dict(known.splits) if known else {}
+    splits: tuple[Split, ...] = ("train", "val", "test")
+    for split in splits:
+        if split not in seen and len(indices(source, split)):
+            most = most_training_images(record, loader) if split == "train" else None
+            seen[split] = ask(model, loader, split, dtype, most).judged(temperature)
+    about = predictions.about(source, facts["data"]["fingerprint"], seen, temperature)
+    whole = Predictions(splits=seen, facts={**about, **(known.facts if known else {})})
+    predictions.keep(record.folder, whole)
+    return whole
+
+
+def most_training_images(record: Record, loader: Loader) -> int:
+    if loader.device.type != "cpu":
+        return MOST
+    fitting = LOOKING * auto.CPU_RATE * torch.get_num_threads() / macs(record.recipe.vit)
+    return int(min(MOST, max(LEAST, fitting)))
+
+
+def drawings(record: Record, answers: Predictions | None) -> dict[str, Drawing]:
+    """Every figure by its name; of an unfinished run the curves alone."""
+    made = {}
+    if record.lines:
+        made["loss"] = figures.curves(loss_chart(record))
+    if record.epochs:
+        made["accuracy"] = figures.curves(accuracy_chart(record))
+    if answers is not None:
+        splits: tuple[Split, ...] = ("train", "val")
+        for split in splits:
+            if split in answers.splits:
+                matrix = answers.confusion(split).numpy()
+                made[f"confusion_{split}"] = figures.confusion(matrix, answers.classes)
+        seen = answers.splits[judging(answers)]
+        made["calibration"] = figures.calibration(*calibration_curves(seen))
+    return {
+        name: Drawing(name=name, png=figures.png(figure), svg=figures.svg(figure))
+        for name, figure in made.items()
+    }
+
+
+def loss_chart(record: Record) -> Chart:
+    """Of single steps, faint, and of epochs; validation beside them."""
+    steps = [(line["step"], line["loss"]) for line in record.steps]
+    train = points(record, "train_loss")
+    val = points(record, "val_loss")
+    found = [Curve(label="", x=x(steps), y=y(steps), colour="blue", faint=bool(train))]
+    found.append(Curve(label="training", x=x(train), y=y(train), colour="blue"))
+    found.append(Curve(label="validation", x=x(val), y=y(val), colour="amber", dots=True))
+    return Chart(curves=found, x="step", y="loss")
+
+
+def accuracy_chart(record: Record) -> Chart:
+    train, val = points(record, "train_accuracy"), points(record, "val_accuracy")
+    best = max(val, key=lambda point: point[1], default=None)
+    marks = [Mark(x=best[0], y=best[1], label="kept")] if best else []
+    found = [Curve(label="training", x=x(train), y=y(train), colour="blue")]
+    found.append(Curve(label="validation", x=x(val), y=y(val), colour="amber", dots=True))
+    return Chart(curves=found, x="step", y="right answers", percent=True, marks=marks)
+
+
+def points(record: Record, key: str) -> list[tuple[float, float]]:
+    """Step and value of every epoch that has one."""
+    lines = record.epochs
+    return [(line["step"], line[key]) for line in lines if line.get(key) is not None]
+
+
+def x(points: Sequence[tuple[float, float]]) -> list[float]:
+    return [point[0] for point in points]
+
+
+def y(points: Sequence[tuple[float, float]]) -> list[float]:
+    return [point[1] for point in points]
+
+
+def augmentation(record: Record, source: Source) -> bytes | None:
+    """A sheet of training images as the first epochs show them; None if one cannot be read."""
+    items = one_of_each(source, np.ones(len(source), bool))
+    recipe = record.recipe
+    try:
+        batch = preview(source, items, recipe.view, recipe.data, seed=recipe.train.seed)
+    except UserError:
+        return None
+    return sheet(batch, [printable(name) for name in source.classes], recipe.view)
