@@ -1,9 +1,9 @@
 """From attention to explanation: which patches made the model say what it says."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -162,40 +162,35 @@ def helping(model: ViT, x: Tensor, target: Target) -> tuple[list[Tensor], Tensor
     return found, pooled
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Seen:
-    """One attention in a forward pass: what it was given, and what it mixed of the values."""
+    """One attention in a forward pass."""
 
     module: Attention | AttentionPool
-    given: tuple[Any, ...] = field(default=())  # tokens, and their rotation
-    mixed: Tensor = field(default_factory=lambda: torch.empty(0))  # (B, N, D), A v of all heads
+    given: tuple[Any, ...]  # tokens, and their rotation
+    mixed: Tensor  # (B, N, D), what it took of the values: A v of all heads
 
 
 def watch(model: ViT, x: Tensor) -> tuple[Tensor, list[Seen]]:
-    """Logits, and all attentions on the way to them, the pooling one last."""
+    """Logits, and all attentions on the way to them, that of the pooling last."""
     modules = [m for m in model.modules() if isinstance(m, Attention | AttentionPool)]
-    seen = [Seen(module=module) for module in modules]
-    with listening(seen):
+    with heard(modules) as given, heard([module.proj for module in modules]) as mixed:
         logits: Tensor = model(x)
-    return logits, seen
+    seen = zip(modules, given, mixed, strict=True)
+    return logits, [Seen(module=module, given=inputs, mixed=out) for module, inputs, (out,) in seen]
 
 
 @contextmanager
-def listening(seen: list[Seen]) -> Iterator[None]:
-    """Hooks that note what comes in, gone when the block ends."""
-    handles = []
-    for one in seen:
+def heard(modules: Sequence[nn.Module]) -> Iterator[list[tuple[Any, ...]]]:
+    """What these modules are given while the block runs, in that order."""
+    notes: list[tuple[Any, ...]] = []
 
-        def given(module: nn.Module, inputs: tuple[Any, ...], one: Seen = one) -> None:
-            one.given = inputs
+    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        notes.append(inputs)
 
-        def mixed(module: nn.Module, inputs: tuple[Any, ...], one: Seen = one) -> None:
-            one.mixed = inputs[0]
-
-        handles.append(one.module.register_forward_pre_hook(given))
-        handles.append(one.module.proj.register_forward_pre_hook(mixed))
+    handles = [module.register_forward_pre_hook(note) for module in modules]
     try:
-        yield
+        yield notes
     finally:
         for handle in handles:
             handle.remove()

@@ -80,7 +80,8 @@ def reach(look: Look, middles: Tensor) -> Tensor:
         part = part[..., prefix:].float()  # (B, h, rows, P)
         part = part / part.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(part.dtype).tiny)
         stop = start + part.shape[2]
-        total += (part * torch.cdist(middles[start:stop], middles)).sum(dim=(0, 2, 3))
+        apart = (middles[start:stop, None] - middles).norm(dim=-1)  # (rows, P)
+        total += (part * apart).sum(dim=(0, 2, 3))
         start = stop
     return total / (images * len(middles))
 

@@ -1,0 +1,68 @@
+"""Small models of every kind, whose weights all matter, and attention written out by hand."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from vitrail.model.config import ViTConfig
+from vitrail.model.vit import ViT
+
+TINY: dict[str, Any] = {
+    "image": 16,
+    "patch": 4,
+    "classes": 5,
+    "width": 24,
+    "depth": 3,
+    "heads": 3,
+    "mlp_ratio": 2.0,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "registers": {"registers": 2},
+    "distilled": {"distilled": True},
+    "avg": {"pool": "avg"},
+    "avg after": {"pool": "avg", "norm_after_pool": True, "registers": 1},
+    "map": {"pool": "map", "registers": 1},
+    "rotary": {"positions": "rotary", "registers": 2},
+    "rotary avg": {"positions": "rotary", "pool": "avg"},
+    "wide": {"image": (8, 20)},
+    "qk norm": {"qk_norm": True},
+    "sincos": {"positions": "sincos"},
+    "no positions": {"positions": "none"},
+    "scaled": {"layer_scale": 0.1, "mlp": "swiglu", "pre_norm": True},
+    "grey": {"channels": 1},
+}
+
+
+def small(kind: str = "plain", **changes: Any) -> ViT:
+    """In training mode, with dropout, as a careless caller would give it."""
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(**{**TINY, "dropout": 0.1, **KINDS[kind], **changes}))
+    for x in model.parameters():
+        noise = torch.randn(x.shape)
+        x.data = x.data + 0.3 * noise if x.ndim > 1 else 0.5 + 0.2 * noise
+    return model
+
+
+def pictures(model: ViT, count: int = 2) -> Tensor:
+    config = model.config
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, config.channels, *config.size, generator=generator)
+
+
+@contextmanager
+def spelled_out() -> Iterator[list[Tensor]]:
+    """Attention as the textbook has it, in place of the fused one; the list holds its maps."""
+    maps: list[Tensor] = []
+
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
+        maps.append(scores.exp() / scores.exp().sum(dim=-1, keepdim=True))
+        return torch.einsum("bhij,bhjd->bhid", maps[-1], v)
+
+    with patch("torch.nn.functional.scaled_dot_product_attention", written):
+        yield maps
