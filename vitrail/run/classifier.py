@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,12 +14,15 @@ from torch import Tensor
 
 from vitrail.data.config import Preprocess
 from vitrail.data.image import load_image
-from vitrail.data.preprocess import preprocess
+from vitrail.data.preprocess import fit, preprocess
 from vitrail.errors import UserError
 from vitrail.model.vit import ViT
 from vitrail.run.build import pick_device, told
 from vitrail.training.learner import computed_in
 from vitrail.zoo import load as zoo
+
+if TYPE_CHECKING:
+    from vitrail.insight.explanation import Explanation
 
 Picture = str | Path | bytes | np.ndarray | Image.Image  # whatever `load_image` takes
 
@@ -91,6 +95,59 @@ class Classifier:
             with torch.inference_mode(), self.autocast():
                 rows.append(self.model.pool(self.model.encode(x.to(self.device))).float().cpu())
         return torch.cat([torch.empty(0, self.model.config.width), *rows]).numpy()
+
+    def explain(
+        self,
+        image: Picture,
+        target: str | int | None = None,
+        *,
+        method: str = "best",
+        occlusion: bool = False,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        room: int | None = None,
+    ) -> "Explanation":
+        """Why this image is what the model says, or why it is not `target`, a class.
+
+        `method` is one of `vitrail.insight.explain.METHODS`, or "best": the most faithful of the
+        quick ones on this image. `occlusion` adds the slow one. `layers` and `heads` choose what
+        is drawn, `room` is how many bytes of maps a page may hold.
+        """
+        from vitrail.insight.explanation import explained
+        from vitrail.insight.looks import ROOM
+
+        pixels = load_image(image, self.view.channels)
+        return explained(
+            self.model,
+            preprocess(self.view, pixels)[None].to(self.device),
+            fit(self.view, pixels),
+            self.classes,
+            name=str(image) if isinstance(image, str | Path) else "image",
+            target=None if target is None else self.index(target),
+            method=method,
+            occlusion=occlusion,
+            layers=layers,
+            heads=heads,
+            room=ROOM if room is None else room,
+        )
+
+    def index(self, name: str | int) -> int:
+        """The number of a class by its name, one of its names between commas, or its number."""
+        if isinstance(name, int):
+            if not 0 <= name < len(self.classes):
+                raise UserError(f"no such class: {name}; give 0 to {len(self.classes) - 1}")
+            return name
+        wanted = name.strip().casefold()
+        for parts in (lambda one: [one], lambda one: one.split(",")):
+            known = [[part.strip().casefold() for part in parts(one)] for one in self.classes]
+            found = [number for number, names in enumerate(known) if wanted in names]
+            if len(found) == 1:
+                return found[0]
+        if wanted.isdecimal():
+            return self.index(int(wanted))
+        near = get_close_matches(name, self.classes, n=3, cutoff=0.4)
+        hint = ", ".join(map(repr, near)) or f"numbers from 0 to {len(self.classes) - 1}"
+        raise UserError(f"there is no class {name!r}; the nearest are {hint}")
 
     def each(
         self, images: Iterable[Picture], top: int = 5
