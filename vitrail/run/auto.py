@@ -191,6 +191,8 @@ def augmentation(facts: Facts, passes: float) -> tuple[str, str]:
     """How much pictures are varied follows from how often each is seen."""
     if passes < 1.5:
         return "none", "hardly any image is seen twice, so variations only cost"
+    if facts.channels == 1 and facts.side <= 16:
+        return "tiny digits", "moves of less than a pixel; more would blur so small pictures"
     if facts.channels == 1:
         return (
             "digits",

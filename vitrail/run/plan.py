@@ -19,7 +19,8 @@ from vitrail.training.config import TrainConfig
 from vitrail.training.learner import Learner
 
 LOOKING = 0.05  # most of the time that may go into looking at validation images
-TRIAL = 2.0  # seconds that are timed for each kind of step
+TRIAL = 2.0  # seconds at least that are timed for each kind of step
+LONGER = 0.02  # part of the minutes for it, up to five times as many seconds
 ENDING = 1.0  # seconds to write the results
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
@@ -40,7 +41,8 @@ def plan(
 ) -> Recipe:
     """The recipe with its number of steps, and how often to look at the validation images."""
     settings = recipe.train
-    timing = measure(recipe, loader, learner)
+    trial = min(5 * TRIAL, max(TRIAL, LONGER * 60 * (minutes or 0)))
+    timing = measure(recipe, loader, learner, trial)
     counts = {split: len(indices(loader.source, split)) for split in SPLITS}
     # a step costs three forwards; counted, not timed, so that the same command gives the same run
     every = max(1, math.ceil(counts["val"] / (3 * counts["train"]) / LOOKING))
@@ -65,27 +67,28 @@ def plan(
     return replace(recipe, train=replace(settings, evaluate_every=every))
 
 
-def measure(recipe: Recipe, loader: Loader, learner: Learner) -> Timing:
+def measure(recipe: Recipe, loader: Loader, learner: Learner, seconds: float) -> Timing:
     """Times steps on a copy, so that the training itself has not begun."""
-    settings = recipe.train
+    settings, patches = recipe.train, recipe.vit.patches
     trial = copy.deepcopy(learner)
-    whole = seconds_per_step(trial, loader, replace(settings, drop_patches=0.0), recipe.vit.patches)
+    every = replace(settings, drop_patches=0.0)
+    whole = seconds_per_step(trial, loader, every, patches, seconds)
     step = whole
     if settings.drop_patches:
         part = replace(settings, drop_until=1.0)
-        less = seconds_per_step(trial, loader, part, recipe.vit.patches)
+        less = seconds_per_step(trial, loader, part, patches, seconds)
         step = settings.drop_until * less + (1 - settings.drop_until) * whole
     return Timing(step=step, image=seconds_per_image(trial, loader))
 
 
 def seconds_per_step(
-    learner: Learner, loader: Loader, settings: TrainConfig, patches: int
+    learner: Learner, loader: Loader, settings: TrainConfig, patches: int, seconds: float
 ) -> float:
     batches = ((batch.images, batch.targets) for batch in loader.training())
     steps = loop.train(learner, batches, settings, total=10**9, patches=patches)
     for _ in islice(steps, 2):  # the first ones allocate
         pass
-    return paced(steps)
+    return paced(steps, seconds)
 
 
 def seconds_per_image(learner: Learner, loader: Loader) -> float:
@@ -99,11 +102,11 @@ def seconds_per_image(learner: Learner, loader: Loader) -> float:
     return min(times) / sum(len(batch.labels) for batch in batches)
 
 
-def paced(steps: Iterator[object]) -> float:
+def paced(steps: Iterator[object], seconds: float) -> float:
     """Mean seconds of a step; the mean, for it is a sum that must fit."""
     start = time.perf_counter()
     count = 0
-    while time.perf_counter() - start < TRIAL or count < 3:
+    while time.perf_counter() - start < seconds or count < 3:
         next(steps)
         count += 1
     return (time.perf_counter() - start) / count
