@@ -97,6 +97,13 @@ def test_rollout_of_an_asking_pool_follows_its_weights():
     same(attention_rollout(model, x), (weights @ flow[:, 1:, 1:])[:, 0].view(2, 4, 4))
 
 
+def test_rollout_of_a_distilled_model_is_the_mean_of_both_tokens():
+    model = small("distilled")
+    x = pictures(model)
+    flow = rollout(attention(model, x, rows="all"))
+    same(attention_rollout(model, x), flow[:, :2, 2:].mean(dim=1).view(2, 4, 4))
+
+
 def test_a_distilled_model_reads_both_tokens():
     model = small("distilled")
     x = pictures(model)
