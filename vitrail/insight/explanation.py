@@ -17,7 +17,7 @@ from vitrail.errors import UserError
 from vitrail.insight.explain import CLASSLESS, METHODS, explain
 from vitrail.insight.faithfulness import Faithfulness, compared
 from vitrail.insight.looks import ROOM, Looks, looks, spread
-from vitrail.insight.maps import attention, chosen
+from vitrail.insight.maps import attention, chosen, resting
 from vitrail.model.vit import ViT
 
 QUICK = ("relevance", "gradient-rollout", "rollout", "attention")  # a few passes, not hundreds
@@ -144,7 +144,7 @@ def explained(
     drawn_layers = chosen(layers, config.depth, "layers")
     seen = torch.cat(attention(model, x))[:, :, 0]  # (L, h, N)
     room_for = max(2, DRAWN // len(drawn_heads)) if layers is None else len(drawn_layers)
-    with torch.inference_mode():
+    with resting(model), torch.inference_mode():
         probabilities = model(x)[0].softmax(dim=0).tolist()
     order = sorted(range(len(classes)), key=lambda index: -probabilities[index])
     aim = order[0] if target is None else target

@@ -109,8 +109,8 @@ def gather(attention: Tensor, cell: Tensor, model: ViT) -> Tensor:
     asked = given.new_zeros(count, count).index_add_(0, cell, given)
     number = torch.bincount(cell, minlength=count).clamp(min=1)[:, None]
     asked = asked / number
-    readers = model.config.readers
-    asked[0] = given[:readers].mean(dim=0) if readers else given[model.config.prefix :].mean(dim=0)
+    cls = model.config.pool == "cls"
+    asked[0] = given[0] if cls else given[model.config.prefix :].mean(dim=0)
     return asked
 
 
