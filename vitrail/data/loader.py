@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from vitrail.data.config import Augment, DataConfig, Preprocess
 from vitrail.data.preprocess import normalise
 from vitrail.data.reader import Items, Reader
 from vitrail.data.source import Source, Split, indices
-from vitrail.data.workers import Note, Slot, ahead, default_workers, ranks_here
+from vitrail.data.workers import Note, Slot, ahead, default_workers, keep_freed_memory, ranks_here
 from vitrail.errors import UserError
 
 SMALL = 64  # pixels: up to here a whole batch is augmented at once, above each image by a worker
@@ -68,6 +68,7 @@ class Loader:
     ):
         if batch < 1 or batch % world:
             raise UserError(f"a batch of {batch} cannot be shared by {world} processes evenly")
+        keep_freed_memory()
         self.source, self.view, self.config = source, view, config or DataConfig()
         self.batch, self.seed, self.rank, self.world = batch, seed, rank, world
         self.device, self.progress = torch.device(device), progress
@@ -144,7 +145,7 @@ class Loader:
         """Augmented batches from step `start` on, without end."""
         self.prepare("train")
         for task, images in self._images("train", self._plan(start), training=True):
-            with one_thread() if self.small else nullcontext():
+            with one_thread():
                 batch = self._finished(task, images)
             yield batch
 

@@ -1,6 +1,7 @@
 """How pixels become a tensor: the one function behind every command, and its plain settings."""
 
 import math
+from functools import cache
 
 import numpy as np
 import torch
@@ -40,9 +41,18 @@ def fit(settings: Preprocess, pixels: np.ndarray) -> np.ndarray:
 
 def normalise(settings: Preprocess, images: Tensor) -> Tensor:
     """uint8 (..., C, H, W) to float32 with the mean taken off, on whatever device they are."""
-    mean = torch.tensor([255 * m for m in settings.mean], device=images.device)[:, None, None]
-    std = torch.tensor([255 * s for s in settings.std], device=images.device)[:, None, None]
+    mean, std = statistics(settings.mean, settings.std, images.device)
     return floats(images).sub_(mean).div_(std)
+
+
+@cache
+def statistics(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Of pixels from 0 to 255, each (C, 1, 1)."""
+    both = (torch.tensor([255 * n for n in numbers], device=device) for numbers in (mean, std))
+    first, second = (numbers[:, None, None] for numbers in both)
+    return first, second
 
 
 def floats(images: Tensor) -> Tensor:
