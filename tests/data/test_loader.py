@@ -137,6 +137,16 @@ def test_evaluation_on_two_ranks_counts_each_image_once(files):
     assert np.array_equal(np.sort(np.concatenate(items)), np.flatnonzero(files.splits == "train"))
 
 
+def test_evaluation_of_some_images_takes_them_evenly(files):
+    loader = Loader(files, SMALL, DataConfig(workers=0), batch=2)
+    whole, some = (
+        np.concatenate([batch.items for batch in loader.evaluation("train", most=most)])
+        for most in (None, 5)
+    )
+    assert len(some) == 5 and (some[0], some[-1]) == (whole[0], whole[-1])
+    assert set(some) <= set(whole) and np.ptp(np.diff(np.searchsorted(whole, some))) <= 1
+
+
 def test_evaluation_between_training_steps_changes_nothing(files):
     loader = Loader(files, LARGE, replace(STRONG, workers=2), batch=8, seed=5)
     training, batches = loader.training(), []

@@ -21,8 +21,10 @@ def digits(tmp_path, monkeypatch):
     """Trains a tiny model on digits: `digits(out, **wishes)`."""
     monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
 
-    def train(out="run", changes=SMALL, **wishes):
-        return run.train("digits", out=tmp_path / out, changes=changes, quiet=True, **wishes)
+    def train(out="run", changes=SMALL, report=False, **wishes):
+        return run.train(
+            "digits", out=tmp_path / out, changes=changes, report=report, quiet=True, **wishes
+        )
 
     return train
 

@@ -24,7 +24,8 @@ def equal(one, other):
 def test_a_run_leaves_what_was_promised(digits):
     done = digits()
     names = {path.name for path in done.folder.iterdir()} - {".lock"}
-    assert names == {"recipe.toml", "journal.jsonl", "state", "model.safetensors", "metrics.json"}
+    written = {"recipe.toml", "journal.jsonl", "state", "model.safetensors", "metrics.json"}
+    assert names == written | {"predictions.safetensors"}
     assert json.loads((done.folder / "metrics.json").read_text()) == done.metrics
     keys = ["run", "model", "epochs", "steps", "seconds", "val", "test"]
     assert list(done.metrics) == keys
@@ -39,8 +40,8 @@ def test_the_journal_has_a_line_for_logged_steps_and_epochs(digits):
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert [line["step"] for line in steps] == [1, 5, 10, 15, 20, 25, 30]
     assert list(steps[0]) == ["kind", "step", "epoch", "loss", "lr", "images_per_s"]
-    expected = ["kind", "epoch", "step", "seconds", "train_loss", "val_loss", "val_accuracy"]
-    assert list(epochs[0]) == expected
+    expected = ["kind", "epoch", "step", "seconds", "train_loss", "train_accuracy", "val_loss"]
+    assert list(epochs[0]) == [*expected, "val_accuracy"]
     assert [line["step"] for line in epochs] == [22, 30]
 
 
@@ -58,7 +59,7 @@ def test_stopped_and_resumed_equals_never_stopped(digits, stop_at, monkeypatch, 
             digits("part")
     assert stopped.value.code == 128 + signal.SIGTERM
     monkeypatch.undo()
-    part = run.resume(whole.folder.parent / "part", quiet=True)
+    part = run.resume(whole.folder.parent / "part", report=False, quiet=True)
     assert equal(tensors(whole.folder), tensors(part.folder))
     assert part.metrics["val"] == whole.metrics["val"]
     journals = [journal_without_time(folder) for folder in (whole.folder, part.folder)]
@@ -81,7 +82,7 @@ def test_a_run_whose_data_position_is_not_restored_would_be_noticed(digits, stop
     monkeypatch.undo()
     training = Loader.training
     monkeypatch.setattr(Loader, "training", lambda self, start=0: training(self, 0))
-    part = run.resume(whole.folder.parent / "part", quiet=True)
+    part = run.resume(whole.folder.parent / "part", report=False, quiet=True)
     assert not equal(tensors(whole.folder), tensors(part.folder))
 
 
@@ -105,14 +106,14 @@ def test_a_run_whose_averaged_weights_are_not_restored_would_be_noticed(
         restore(self, {**given, **mine})
 
     monkeypatch.setattr(Learner, "restore", forgetful)
-    part = run.resume(whole.folder.parent / "part", quiet=True)
+    part = run.resume(whole.folder.parent / "part", report=False, quiet=True)
     assert not equal(tensors(whole.folder), tensors(part.folder))
 
 
 def test_a_finished_run_is_only_told_again(digits):
     done = digits()
     before = (done.folder / "model.safetensors").read_bytes()
-    assert run.resume(done.folder, quiet=True).metrics == done.metrics
+    assert run.resume(done.folder, report=False, quiet=True).metrics == done.metrics
     assert (done.folder / "model.safetensors").read_bytes() == before
 
 
@@ -140,13 +141,17 @@ def test_runs_are_numbered(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
     changes = merge(SMALL, {"train": {"steps": 2}})
-    folders = [run.train("digits", changes=changes, quiet=True).folder.name for _ in range(2)]
+    folders = [
+        run.train("digits", changes=changes, report=False, quiet=True).folder.name for _ in range(2)
+    ]
     assert folders == ["digits-1", "digits-2"]
 
 
 def test_a_recipe_repeats_a_run(digits, tmp_path):
     done = digits("first")
-    again = run.train(recipe=done.folder / "recipe.toml", out=tmp_path / "again", quiet=True)
+    again = run.train(
+        recipe=done.folder / "recipe.toml", out=tmp_path / "again", report=False, quiet=True
+    )
     assert equal(tensors(done.folder), tensors(again.folder))
 
 
@@ -181,12 +186,14 @@ def test_changed_data_stop_a_resume(tmp_path, stop_at, monkeypatch):
     with monkeypatch.context():
         stop_at(2)
         with pytest.raises(Stopped):
-            run.train(tmp_path / "data", out=tmp_path / "run", changes=changes, quiet=True)
+            run.train(
+                tmp_path / "data", out=tmp_path / "run", changes=changes, report=False, quiet=True
+            )
     monkeypatch.undo()
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "data" / "a" / "0.png").unlink()
     with pytest.raises(UserError, match="is not the data this run began with"):
-        run.resume(tmp_path / "run", quiet=True)
+        run.resume(tmp_path / "run", report=False, quiet=True)
     assert (tmp_path / "run" / "state").exists()
 
 
@@ -207,7 +214,7 @@ def test_a_loss_that_is_not_finite_stops_and_saves(digits, monkeypatch, tmp_path
 
 
 def test_patience_stops_early(digits, monkeypatch):
-    monkeypatch.setattr("vitrail.run.drive.better", lambda line, best: best is None)
+    monkeypatch.setattr("vitrail.run.drive.better", lambda line, best, images: best is None)
     done = digits(changes=merge(SMALL, {"train": {"steps": 200, "patience": 2}}))
     assert done.metrics["epochs"] == 3
 
@@ -218,7 +225,7 @@ def test_a_second_process_is_refused(digits, tmp_path, monkeypatch):
 
     def meanwhile(self):
         with pytest.raises(UserError, match="is in use by process") as error:
-            run.resume(tmp_path / "run", quiet=True)
+            run.resume(tmp_path / "run", report=False, quiet=True)
         refused.append(error)
         drive(self)
 

@@ -14,6 +14,7 @@ from vitrail.training.loop import (
     balance,
     cross_entropy,
     first_loss_hint,
+    right_answers,
     step_seed,
     train,
 )
@@ -353,3 +354,21 @@ def test_a_high_first_loss_is_told():
 
 def test_a_low_first_loss_is_told():
     assert "knows the labels already" in first_loss_hint(0.3, 10)
+
+
+def test_a_step_counts_its_right_answers():
+    config = TrainConfig(batch=8, accumulate=3, clip=0)
+    images, labels = next(batches())
+    model = learner(config)
+    model.model.mlp[2].p = 0.0
+    with torch.no_grad():
+        wanted = int((model.model(images).argmax(dim=1) == labels).sum())
+    step = next(train(model, [(images, labels)], config, 1))
+    assert step.right == wanted
+
+
+def test_of_a_mixed_image_the_stronger_class_is_the_answer():
+    logits = torch.tensor([[3.0, 1, 2], [0, 5, 1], [0, 1, 2]])
+    shares = torch.tensor([[0.6, 0.4, 0], [0.6, 0.4, 0], [0, 0.3, 0.7]])
+    assert int(right_answers(logits, shares)) == 2
+    assert int(right_answers(logits, torch.tensor([0, 1, 1]))) == 2

@@ -28,7 +28,7 @@ PALETTE = {  # the names and values of a page in daylight; `svg` puts the names 
 }
 NAMED = 30  # classes up to which a matrix has their names
 COUNTED = 15  # classes up to which it has its numbers
-FINEST = 250  # rows and columns of a matrix at most; more are put together
+FINEST = 125  # rows and columns of a matrix at most; more are put together
 LONGEST = 18  # letters of a name
 USELESS = r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>"  # in a page, of an SVG
 
@@ -46,11 +46,10 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A point of a curve that has something to say."""
+    """A ring around a point of a curve."""
 
     x: float
     y: float
-    label: str
     colour: str = "amber"
 
 
@@ -82,6 +81,7 @@ def curves(chart: Chart, size: tuple[float, float] = (5.6, 3.3)) -> Figure:
         )
     for mark in chart.marks:
         axes.plot(mark.x, mark.y, "o", color=PALETTE[mark.colour], markersize=8, fillstyle="none")
+    axes.set_xlim(left=0)
     if chart.percent:
         low, high = axes.get_ylim()
         axes.set_ylim(max(0.0, low), min(1.0, high) + 0.02 * (high - low))
@@ -92,7 +92,7 @@ def curves(chart: Chart, size: tuple[float, float] = (5.6, 3.3)) -> Figure:
 
 
 def name_ends(axes: Axes, named: Sequence[Curve]) -> None:
-    """Labels right of the last points, moved apart where they would touch."""
+    """Labels beside the last points, moved up or down where they would touch."""
     low, high = axes.get_ylim()
     gap = 0.085 * (high - low)
     order = sorted(named, key=lambda curve: curve.y[-1])
@@ -104,8 +104,7 @@ def name_ends(axes: Axes, named: Sequence[Curve]) -> None:
     for curve, height in zip(order, heights, strict=True):
         axes.annotate(
             curve.label,
-            (1.0, height - over),
-            xycoords=("axes fraction", "data"),
+            (curve.x[-1], height - over),
             xytext=(6, 0),
             textcoords="offset points",
             color=PALETTE[curve.colour],

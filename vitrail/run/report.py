@@ -1,16 +1,22 @@
 """A run as one HTML page that needs no network: what was learned, how sure that is, and why."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from vitrail import files
 from vitrail.data.catalogue import SETS, present
 from vitrail.data.findings import printable
+from vitrail.data.image import load_image
 from vitrail.data.loader import Loader
+from vitrail.data.page import evenly
+from vitrail.data.preprocess import preprocess
 from vitrail.data.preview import one_of_each, preview
 from vitrail.data.sheet import sheet
 from vitrail.data.source import Source, Split, fingerprint, indices, open_data
@@ -18,8 +24,10 @@ from vitrail.errors import UserError
 from vitrail.evaluation import figures
 from vitrail.evaluation.figures import Chart, Curve, Mark
 from vitrail.model.cost import macs
+from vitrail.model.vit import ViT
 from vitrail.run import auto, predictions
 from vitrail.run.build import make_loader, pick_device
+from vitrail.run.gallery import DETAILED
 from vitrail.run.predictions import Predictions, Seen, ask
 from vitrail.run.record import FIGURES, MODEL, REPORT, Record, read_run
 from vitrail.run.report_page import Drawing, calibration_curves, judging, page
@@ -28,7 +36,11 @@ from vitrail.zoo.file import load_model
 
 MOST = 10_000  # training images that are looked at once more for their confusion matrix
 LOOKING = 30.0  # seconds that this may take on a CPU, and then of fewer images
+LOOKED_AT = 32  # validation images on which the heads are watched
 LEAST = 500  # images that are looked at however long it takes
+
+
+Kept = tuple[ViT, dict[str, Any]]  # the best weights so far, and what their file says of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +58,13 @@ def make(folder: str | Path, loader: Loader | None = None) -> Made:
     page has no pictures and says so.
     """
     record = read_run(folder)
-    source, why = (loader.source, "") if loader is not None else data_of(record)
-    answers = complete(record, source, loader)
-    drawn = drawings(record, answers)
+    weights = record.folder / MODEL
+    kept = load_model(weights) if weights.is_file() else None
+    source, why = (loader.source, "") if loader is not None else data_of(record, kept)
+    answers = complete(record, kept, source, loader)
+    drawn = drawings(record, kept, answers)
+    if kept is not None and record.metrics is not None:
+        drawn |= learned(kept[0], record, source)
     if source is not None and (augmented := augmentation(record, source)) is not None:
         drawn["augmented"] = Drawing(name="augmented", png=augmented)
     written = []
@@ -60,7 +76,7 @@ def make(folder: str | Path, loader: Loader | None = None) -> Made:
     return Made(path=path, figures=written, pictures=source is not None, why=why)
 
 
-def data_of(record: Record) -> tuple[Source | None, str]:
+def data_of(record: Record, kept: Kept | None) -> tuple[Source | None, str]:
     """The data of a run if it is still there and the same; else why it is not used."""
     name = record.recipe.source
     if name in SETS and not present(name):
@@ -69,28 +85,22 @@ def data_of(record: Record) -> tuple[Source | None, str]:
         source = open_data(name)
     except UserError as error:
         return None, str(error)
-    if began_with(record) not in (None, fingerprint(source)):
+    if kept is not None and kept[1]["data"]["fingerprint"] != fingerprint(source):
         return None, f"{name} is not the data of this run any more"
     return source, ""
 
 
-def began_with(record: Record) -> str | None:
-    """The fingerprint of the data that the run was trained on; None if it has left none yet."""
-    if record.predictions is not None:
-        return str(record.predictions.facts["data"]["fingerprint"])
-    if (record.folder / MODEL).is_file():
-        return str(load_model(record.folder / MODEL)[1]["data"]["fingerprint"])
-    return None
-
-
-def complete(record: Record, source: Source | None, loader: Loader | None) -> Predictions | None:
+def complete(
+    record: Record, kept: Kept | None, source: Source | None, loader: Loader | None
+) -> Predictions | None:
     """What the final weights say of all splits; they are asked where an answer is missing."""
     known = record.predictions
-    if record.metrics is None or source is None or (known and "train" in known.splits):
+    if record.metrics is None or source is None or kept is None:
+        return known
+    if known and "train" in known.splits:
         return known
     loader = loader or make_loader(record.recipe, source, pick_device("auto"))
-    model, facts = load_model(record.folder / MODEL)
-    model.to(loader.device)
+    model, facts = copy.deepcopy(kept[0]).to(loader.device), kept[1]
     dtype = computed_in(record.recipe.train.precision, loader.device)
     temperature = facts["temperature"]
     seen: dict[Split, Seen] = dict(known.splits) if known else {}
@@ -112,13 +122,13 @@ def most_training_images(record: Record, loader: Loader) -> int:
     return int(min(MOST, max(LEAST, fitting)))
 
 
-def drawings(record: Record, answers: Predictions | None) -> dict[str, Drawing]:
+def drawings(record: Record, kept: Kept | None, answers: Predictions | None) -> dict[str, Drawing]:
     """Every figure by its name; of an unfinished run the curves alone."""
     made = {}
     if record.lines:
         made["loss"] = figures.curves(loss_chart(record))
     if record.epochs:
-        made["accuracy"] = figures.curves(accuracy_chart(record))
+        made["accuracy"] = figures.curves(accuracy_chart(record, kept))
     if answers is not None:
         splits: tuple[Split, ...] = ("train", "val")
         for split in splits:
@@ -127,10 +137,37 @@ def drawings(record: Record, answers: Predictions | None) -> dict[str, Drawing]:
                 made[f"confusion_{split}"] = figures.confusion(matrix, answers.classes)
         seen = answers.splits[judging(answers)]
         made["calibration"] = figures.calibration(*calibration_curves(seen))
+    tabled = len(answers.classes) <= DETAILED if answers is not None else False
     return {
-        name: Drawing(name=name, png=figures.png(figure), svg=figures.svg(figure))
+        name: drawing(name, figure, page=not (tabled and name.startswith("confusion")))
         for name, figure in made.items()
     }
+
+
+def drawing(name: str, figure: Figure, *, page: bool = True) -> Drawing:
+    """A figure as a file, and for the `page` as lines that follow its light and dark."""
+    svg = figures.svg(figure) if page else ""
+    return Drawing(name=name, png=figures.png(figure), svg=svg)
+
+
+def learned(model: ViT, record: Record, source: Source | None) -> dict[str, Drawing]:
+    """What the weights themselves show; how far heads look is measured on validation images."""
+    from vitrail.insight import gallery
+
+    found, view = {}, record.recipe.view
+    for make in (gallery.positions, gallery.filters):
+        try:
+            picture = make(model)
+        except UserError:  # this architecture has none
+            continue
+        found[picture.name] = drawing(picture.name, picture.figure, page=False)
+    items = [] if source is None else evenly(indices(source, "val"), LOOKED_AT)
+    if source is not None and items:
+        images = [load_image(source[item].content, view.channels) for item in items]
+        x = torch.stack([preprocess(view, image) for image in images])
+        picture = gallery.distance(model, x)
+        found[picture.name] = drawing(picture.name, picture.figure, page=False)
+    return found
 
 
 def loss_chart(record: Record) -> Chart:
@@ -144,10 +181,11 @@ def loss_chart(record: Record) -> Chart:
     return Chart(curves=found, x="step", y="loss")
 
 
-def accuracy_chart(record: Record) -> Chart:
+def accuracy_chart(record: Record, kept: Kept | None) -> Chart:
+    """A ring around the epoch whose weights were kept."""
     train, val = points(record, "train_accuracy"), points(record, "val_accuracy")
-    best = max(val, key=lambda point: point[1], default=None)
-    marks = [Mark(x=best[0], y=best[1], label="kept")] if best else []
+    best = kept[1].get("best") if kept else None
+    marks = [Mark(x=best["step"], y=best["val_accuracy"])] if best else []
     found = [Curve(label="training", x=x(train), y=y(train), colour="blue")]
     found.append(Curve(label="validation", x=x(val), y=y(val), colour="amber", dots=True))
     return Chart(curves=found, x="step", y="right answers", percent=True, marks=marks)

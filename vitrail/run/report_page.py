@@ -24,6 +24,7 @@ from vitrail.run.record import RECIPE, Record
 
 MISTAKES = 24  # shown with pictures
 ROOM = 3_600_000  # characters of thumbnails
+LEARNED = ("positions", "filters", "attention_distance")  # figures that show the weights
 HEAVY, WIDE = 400_000, 1400  # bytes of a sheet from which on it becomes a JPEG, so many pixels wide
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 WORDS: dict[Split, str] = {"train": "training", "val": "validation", "test": "test"}
@@ -74,6 +75,7 @@ def page(
             charts={name: one.svg for name, one in drawn.items()},
             harder=bool(train.smoothing or augment.mixup or augment.cutmix),
             judged=WORDS[judging(answers)] if answers else "",
+            learned=[shrunk(drawn[name].png) for name in LEARNED if name in drawn],
             augmented=shrunk(drawn["augmented"].png) if "augmented" in drawn else None,
             reasons=record.reasons,
             settings=write_toml(record.recipe),
@@ -145,7 +147,7 @@ def facts(
     told.append(("classes", f"{vit.classes:,}"))
     told.append(("model", f"{record.recipe.model}, {short(parameters(vit))} parameters"))
     height, width = vit.size
-    told.append(("sees", f"{width} x {height} in {vit.patches} patches"))
+    told.append(("sees", f"{width} x {height}, {vit.patches} patches"))
     if record.metrics:
         steps, epochs = record.metrics["steps"], record.metrics["epochs"]
         told.append(("trained", f"{steps:,} steps, {epochs:,} epochs"))
