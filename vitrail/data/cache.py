@@ -9,7 +9,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from vitrail.data.progress import bar
 from vitrail.data.reader import SPARE, Items, Reader, decode
 from vitrail.data.source import fingerprint
 
+PAGES = 2**20  # bytes
+POPULATE_WRITE = 23  # Linux's number for it, which Python's mmap does not name
 LAYOUT = 1  # of the files: a new number makes old ones unknown
 
 Broken = dict[int, str]  # items that cannot be read, with name and reason
@@ -94,28 +96,39 @@ def keep(
 def in_memory(
     reader: Reader, items: Items, room: int, workers: int, progress: bool
 ) -> tuple[Kept, Broken]:
-    pixels, used = memory_for(room), 0
-
-    def write(image: Pixels) -> None:
-        nonlocal used
-        if used + image.size > room:
-            raise Full
-        pixels[used : used + image.size] = image.reshape(-1)
-        used += image.size
-
-    found, shapes, broken = pack(reader, items, write, workers, progress)
-    return Kept(found, shapes, pixels), broken
+    memory = Memory(room)
+    found, shapes, broken = pack(reader, items, memory.write, workers, progress)
+    return Kept(found, shapes, memory.pixels), broken
 
 
-def memory_for(room: int) -> Pixels:
-    """Empty memory; what is never written takes none.
+class Memory:
+    """Room for images, one behind the other; what is never written takes none.
 
     Not numpy's own: its large pages make the first write three times slower on a virtual machine.
     """
-    if not (room and hasattr(mmap, "MAP_PRIVATE")):
-        return np.empty(room, np.uint8)
-    block = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.frombuffer(block, np.uint8)
+
+    def __init__(self, room: int):
+        self.used = self.ready = 0
+        self.block: mmap.mmap | None = None
+        if room and hasattr(mmap, "MAP_PRIVATE"):
+            self.block = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.pixels: Pixels = np.frombuffer(self.block or bytearray(room), np.uint8)
+
+    def write(self, image: Pixels) -> None:
+        end = self.used + image.size
+        if end > len(self.pixels):
+            raise Full
+        while self.block and self.ready < end:
+            self.ready += self.ask_for_pages(self.block, self.ready)
+        self.pixels[self.used : end] = image.reshape(-1)
+        self.used = end
+
+    def ask_for_pages(self, block: mmap.mmap, start: int) -> int:
+        """Many pages at once cost less than one after the other, where Linux knows how."""
+        size = min(PAGES, len(block) - start)
+        with suppress(OSError):
+            block.madvise(POPULATE_WRITE, start, size)
+        return size
 
 
 def pack(

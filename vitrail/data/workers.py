@@ -1,6 +1,7 @@
 """Processes that work ahead, in order; one that dies is reported with what it was doing."""
 
 import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -93,7 +94,9 @@ class Worker:
     """The other process, seen from this one."""
 
     def __init__(self, context: Any, work: Any, room: int, name: Callable[[int], str]):
-        memory = context.RawArray("B", max(1, AHEAD * room))
+        size = max(1, AHEAD * room)
+        # a fork shares a mapping; a RawArray would be filled with zeros first
+        memory = mmap.mmap(-1, size) if METHOD == "fork" else context.RawArray("B", size)
         self.slots = slots_in(memory, room)
         self.on = context.RawValue("q", -1)
         self.name = name
