@@ -101,7 +101,9 @@ def test_an_image_takes_no_more_than_its_room():
 
 def test_a_page_of_many_images_says_what_is_left_out():
     one = example(room=3 * 17 * 16)
-    assert "2 of 3 layers are here" in note(one)
+    assert note(one) == (
+        "To keep this page small, 2 of 3 layers are here, heads are here by their mean only."
+    )
 
 
 # --- in a browser ---------------------------------------------------------------------------------

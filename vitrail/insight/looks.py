@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.insight.explain import halved
-from vitrail.insight.maps import resting, walk
+from vitrail.insight.maps import Look, resting, walk
 from vitrail.model.vit import ViT
 
 ROOM = 3_000_000  # bytes for one image: 4 MB as text in a page
@@ -58,15 +58,25 @@ def looks(
     with resting(model), torch.no_grad():
         flow: Tensor | None = None
         for number, look in enumerate(walk(model, x)):
-            each = torch.cat(list(look.maps()), dim=2)[0]  # (h, N, N)
-            mean = each.mean(dim=0)
+            own = [head for layer, head in wanted if layer == number and head != MEAN]
+            mean, given = layer_of(look, own, cell)
             flow = halved(mean) if flow is None else halved(mean) @ flow
-            for layer, head in wanted:
-                if layer == number:
-                    found[layer, head] = gather(mean if head == MEAN else each[head], cell, model)
+            for head, one in zip(own, given, strict=True):
+                found[number, head] = asked(one, cell, model)
+            if (number, MEAN) in wanted:
+                found[number, MEAN] = asked(added(mean, cell), cell, model)
         assert flow is not None
-        found[FLOW, MEAN] = gather(flow, cell, model)
+        found[FLOW, MEAN] = asked(added(flow, cell), cell, model)
     return pack({name: found[name] for name in wanted}, len(layers), cells, gathered)
+
+
+def layer_of(look: Look, heads: Sequence[int], cell: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of all heads (N, N), and what some heads give to each cell, (heads, N, cells)."""
+    means, given = [], []
+    for part in look.maps():  # a few rows at a time: of all heads at once there may be gigabytes
+        means.append(part[0].mean(dim=0))
+        given.append(added(part[0, list(heads)], cell))
+    return torch.cat(means), torch.cat(given, dim=1)
 
 
 def choose(layers: Sequence[int], heads: Sequence[int], room: int) -> list[tuple[int, int]]:
@@ -99,19 +109,22 @@ def cell_of(prefix: int, grid: tuple[int, int], gathered: int) -> Tensor:
     return torch.cat([torch.zeros(prefix, dtype=torch.int64), cells.flatten()])
 
 
-def gather(attention: Tensor, cell: Tensor, model: ViT) -> Tensor:
-    """Tokens become cells: what they ask is averaged, what they are given is added.
+def added(attention: Tensor, cell: Tensor) -> Tensor:
+    """What is given to the tokens of a cell, together: (..., N) becomes (..., cells)."""
+    count = int(cell.max()) + 1
+    return attention.new_zeros(*attention.shape[:-1], count).index_add_(-1, cell, attention)
+
+
+def asked(given: Tensor, cell: Tensor, model: ViT) -> Tensor:
+    """What the tokens of a cell ask for, on average: (N, cells) becomes (cells, cells).
 
     Row 0 is the reader: [CLS], or the average patch of a model without it.
     """
-    count = int(cell.max()) + 1
-    given = attention.new_zeros(len(attention), count).index_add_(1, cell, attention)
-    asked = given.new_zeros(count, count).index_add_(0, cell, given)
-    number = torch.bincount(cell, minlength=count).clamp(min=1)[:, None]
-    asked = asked / number
+    count = torch.bincount(cell, minlength=given.shape[1]).clamp(min=1)
+    mean = given.new_zeros(len(count), len(count)).index_add_(0, cell, given) / count[:, None]
     cls = model.config.pool == "cls"
-    asked[0] = given[0] if cls else given[model.config.prefix :].mean(dim=0)
-    return asked
+    mean[0] = given[0] if cls else given[model.config.prefix :].mean(dim=0)
+    return mean
 
 
 def pack(

@@ -160,7 +160,7 @@ function fill() {
   $("photo").alt = one.name;
   $("photo").className = one.tiny ? "tiny" : "";
   $("frame").style.aspectRatio = `${one.size[1]} / ${one.size[0]}`;
-  $("frame").style.width = one.size[0] > one.size[1] ? `min(100%, 64vh * ${one.size[1] / one.size[0]})` : "min(100%, 64vh)";
+  $("frame").style.width = `min(100%, 64vh * ${one.size[1] / one.size[0]})`;
   $("note").textContent = one.note;
   fillModes();
   fillMatrix();

@@ -105,7 +105,9 @@ def note(one: Explanation) -> str:
         told.append(f"a square is {looks.gathered} x {looks.gathered} patches")
     if len(layers) < looks.wanted:
         told.append(f"{len(layers)} of {looks.wanted} layers are here")
-    if len(whole) < len(layers):
+    if not whole:
+        told.append("heads are here by their mean only")
+    elif len(whole) < len(layers):
         told.append(f"{len(whole)} of {len(layers)} layers have every head, the others their mean")
     return "To keep this page small, " + ", ".join(told) + "." if told else ""
 
