@@ -18,7 +18,7 @@ from vitrail.training import loop
 from vitrail.training.config import TrainConfig
 from vitrail.training.learner import Learner
 
-LOOKING = 0.05  # most of the time that may go into looking at validation images
+LOOKING = 0.02  # most of the time that may go into looking at validation images
 TRIAL = 2.0  # seconds at least that are timed for each kind of step
 LONGER = 0.02  # part of the minutes for it, up to five times as many seconds
 ENDING = 1.0  # seconds to write the results
