@@ -148,8 +148,12 @@ class Driver:
         self.live.epoch(line)
 
     def patience_is_over(self, step: int) -> bool:
-        patience, best = self.recipe.train.patience, self.facts["best"]
-        return bool(patience and best) and self.epoch(step) - best["epoch"] >= patience
+        """Told at a look at the validation images, and only then."""
+        settings, best, epoch = self.recipe.train, self.facts["best"], self.epoch(step)
+        looked = step % self.loader.steps == 0 and epoch % settings.evaluate_every == 0
+        return bool(settings.patience and best and looked) and (
+            epoch - best["epoch"] >= settings.patience
+        )
 
     def seconds(self) -> float:
         return float(self.before + time.monotonic() - self.started)

@@ -45,7 +45,7 @@ def plan(
     timing = measure(recipe, loader, learner, trial)
     counts = {split: len(indices(loader.source, split)) for split in SPLITS}
     # a step costs three forwards; counted, not timed, so that the same command gives the same run
-    every = max(1, math.ceil(counts["val"] / (3 * counts["train"]) / LOOKING))
+    every = max(settings.evaluate_every, math.ceil(counts["val"] / (3 * counts["train"]) / LOOKING))
     step = timing.step + timing.image * counts["val"] / (every * loader.steps)
     # at the end the best weights see validation and test images once more
     after = timing.image * (counts["val"] + counts["test"]) + ENDING
