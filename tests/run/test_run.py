@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from vitrail.run import run
 from vitrail.run.drive import Driver, Stopped
 from vitrail.run.journal import read_journal
 from vitrail.run.recipe import merge
+from vitrail.training import state
 from vitrail.training.loop import Diverged
 
 
@@ -108,6 +110,44 @@ def test_a_run_whose_averaged_weights_are_not_restored_would_be_noticed(
     monkeypatch.setattr(Learner, "restore", forgetful)
     part = run.resume(whole.folder.parent / "part", report=False, quiet=True)
     assert not equal(tensors(whole.folder), tensors(part.folder))
+
+
+def test_a_run_whose_right_answers_are_not_restored_would_be_noticed(digits, stop_at, monkeypatch):
+    whole = digits("whole")
+    with monkeypatch.context():
+        stop_at(7)
+        with pytest.raises(Stopped):
+            digits("part")
+    monkeypatch.undo()
+    load = state.load
+
+    def forgetful(folder):
+        saved = load(folder)
+        return replace(saved, facts={**saved.facts, "epoch_right": 0})
+
+    monkeypatch.setattr(state, "load", forgetful)
+    part = run.resume(whole.folder.parent / "part", report=False, quiet=True)
+    rates = [
+        [line.get("train_accuracy") for line in journal_without_time(folder)]
+        for folder in (whole.folder, part.folder)
+    ]
+    assert rates[0] != rates[1] and rates[0][-1] == rates[1][-1]
+
+
+def test_a_state_without_right_answers_goes_on(digits, stop_at, monkeypatch, tmp_path):
+    with monkeypatch.context():
+        stop_at(7)
+        with pytest.raises(Stopped):
+            digits("old")
+    monkeypatch.undo()
+    load, new = state.load, ("epoch_right", "epoch_images")
+
+    def older(folder):
+        saved = load(folder)
+        return replace(saved, facts={k: v for k, v in saved.facts.items() if k not in new})
+
+    monkeypatch.setattr(state, "load", older)
+    assert run.resume(tmp_path / "old", report=False, quiet=True).metrics["steps"] == 30
 
 
 def test_a_finished_run_is_only_told_again(digits):

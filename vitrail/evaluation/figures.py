@@ -29,6 +29,7 @@ PALETTE = {  # the names and values of a page in daylight; `svg` puts the names 
 NAMED = 30  # classes up to which a matrix has their names
 COUNTED = 15  # classes up to which it has its numbers
 FINEST = 125  # rows and columns of a matrix at most; more are put together
+DOTTED = 40  # points up to which a curve has dots
 LONGEST = 18  # letters of a name
 USELESS = r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>"  # in a page, of an SVG
 
@@ -76,7 +77,7 @@ def curves(chart: Chart, size: tuple[float, float] = (5.6, 3.3)) -> Figure:
             linestyle=curve.style,
             linewidth=0.9 if curve.faint else 1.8,
             alpha=0.35 if curve.faint else 1.0,
-            marker="o" if curve.dots and len(curve.x) <= 40 else "",
+            marker="o" if len(curve.x) == 1 or (curve.dots and len(curve.x) <= DOTTED) else "",
             markersize=3.5,
         )
     for mark in chart.marks:

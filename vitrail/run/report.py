@@ -171,12 +171,15 @@ def learned(model: ViT, record: Record, source: Source | None) -> dict[str, Draw
 
 
 def loss_chart(record: Record) -> Chart:
-    """Of single steps, faint, and of epochs; validation beside them."""
+    """Of single steps, faint beside that of epochs where there are several; and validation."""
     steps = [(line["step"], line["loss"]) for line in record.steps]
     train = points(record, "train_loss")
     val = points(record, "val_loss")
-    found = [Curve(label="", x=x(steps), y=y(steps), colour="blue", faint=bool(train))]
-    found.append(Curve(label="training", x=x(train), y=y(train), colour="blue"))
+    if len(train) < 2:
+        found = [Curve(label="training", x=x(steps), y=y(steps))]
+    else:
+        found = [Curve(label="", x=x(steps), y=y(steps), faint=True)]
+        found.append(Curve(label="training", x=x(train), y=y(train)))
     found.append(Curve(label="validation", x=x(val), y=y(val), colour="amber", dots=True))
     return Chart(curves=found, x="step", y="loss")
 
@@ -186,7 +189,7 @@ def accuracy_chart(record: Record, kept: Kept | None) -> Chart:
     train, val = points(record, "train_accuracy"), points(record, "val_accuracy")
     best = kept[1].get("best") if kept else None
     marks = [Mark(x=best["step"], y=best["val_accuracy"])] if best else []
-    found = [Curve(label="training", x=x(train), y=y(train), colour="blue")]
+    found = [Curve(label="training", x=x(train), y=y(train))]
     found.append(Curve(label="validation", x=x(val), y=y(val), colour="amber", dots=True))
     return Chart(curves=found, x="step", y="right answers", percent=True, marks=marks)
 

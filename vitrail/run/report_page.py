@@ -12,6 +12,7 @@ from typing import Any
 from PIL import Image
 
 from vitrail import __version__
+from vitrail.data.config import Augment
 from vitrail.data.page import packed, templates, uri
 from vitrail.data.source import Source, Split, indices
 from vitrail.evaluation import metrics
@@ -20,7 +21,7 @@ from vitrail.run.gallery import DETAILED, EACH, Album, Card, Cell, cells, in_tur
 from vitrail.run.plan import duration
 from vitrail.run.predictions import Predictions, Seen
 from vitrail.run.recipe import write_toml
-from vitrail.run.record import RECIPE, Record
+from vitrail.run.record import RECIPE, REPORT, Record
 
 MISTAKES = 24  # shown with pictures
 ROOM = 3_600_000  # characters of thumbnails
@@ -81,7 +82,8 @@ def page(
             settings=write_toml(record.recipe),
             origin=origin(record, answers),
             command=command(record),
-            files=sorted(path.name for path in record.folder.iterdir() if path.name[0] != "."),
+            varied=augment != Augment(),
+            files=sorted({REPORT} | {p.name for p in record.folder.iterdir() if p.name[0] != "."}),
         )
     )
 
@@ -143,14 +145,17 @@ def facts(
         counts = {split: len(indices(source, split)) for split in SPLITS}
     told = []
     if counts:
-        told.append(("train / val / test", " / ".join(f"{counts[s]:,}" for s in SPLITS)))
-    told.append(("classes", f"{vit.classes:,}"))
+        numbers = " / ".join(f"{counts[split]:,}" for split in SPLITS)
+        told.append((f"{vit.classes:,} classes, train / val / test", numbers))
+    else:
+        told.append(("classes", f"{vit.classes:,}"))
     told.append(("model", f"{record.recipe.model}, {short(parameters(vit))} parameters"))
     height, width = vit.size
     told.append(("sees", f"{width} x {height}, {vit.patches} patches"))
     if record.metrics:
         steps, epochs = record.metrics["steps"], record.metrics["epochs"]
-        told.append(("trained", f"{steps:,} steps, {epochs:,} epochs"))
+        passes = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
+        told.append(("trained", f"{steps:,} steps, {passes}"))
         told.append(("time", duration(record.metrics["seconds"])))
     elif rates := [line["images_per_s"] for line in record.steps[1:]]:
         told.append(("images a second", f"{median(rates):,.0f}"))

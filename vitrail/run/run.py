@@ -103,7 +103,7 @@ def train(
         facts = {**FRESH, "data": fingerprint(source)}
         live.say(f"run {folder}")
         done = go(folder, settings, loader, learner, facts, tensorboard, quiet)
-        return told(done, loader) if report else done
+        return told(done, loader, live) if report else done
 
 
 def resume(
@@ -135,7 +135,7 @@ def resume(
         live.say(f"run {folder}: going on from step {facts['step']} of {settings.train.steps}")
         loader.prepare("train", "val")
         done = go(folder, settings, loader, learner, facts, False, quiet)
-        return told(done, loader) if report else done
+        return told(done, loader, live) if report else done
 
 
 def design(
@@ -231,10 +231,11 @@ def go(
     return judge(folder, recipe, loader, about, facts)
 
 
-def told(done: Run, loader: Loader) -> Run:
+def told(done: Run, loader: Loader, live: Live) -> Run:
     """Makes the page of a finished run; whatever goes wrong with it, the run stays finished."""
     from vitrail.run.report import make
 
+    live.say("finished; making the report")
     try:
         make(done.folder, loader)
     except Exception as error:
