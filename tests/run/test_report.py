@@ -133,7 +133,7 @@ def test_the_reasons_and_the_command_are_there(folder, html):
 
 
 def test_the_surest_mistakes_come_first(folder, html):
-    part = html[html.index('id="mistakes"') : html.index('id="classes"')]
+    part = html[html.index('id="mistakes"') : html.index('id="looked"')]
     sure = [int(n) for n in re.findall(r"</b>, (\d+) %", part)]
     assert sure == sorted(sure, reverse=True) and len(sure) > 3
 
@@ -241,7 +241,7 @@ def test_without_the_data_the_page_has_no_pictures_and_says_why(tmp_path):
     html = done.path.read_text()
     assert not done.pictures and "there is no" in done.why
     assert "The images cannot be shown: there is no" in words(html)
-    assert "data:image/png" not in html[html.index('id="mistakes"') : html.index('id="classes"')]
+    assert "data:image/png" not in html[html.index('id="mistakes"') : html.index('id="looked"')]
 
 
 def test_other_data_are_not_shown_as_the_run_s_own(tmp_path, monkeypatch):

@@ -72,7 +72,8 @@ def make(folder: str | Path, loader: Loader | None = None) -> Made:
         written.append(record.folder / FIGURES / f"{one.name}.png")
         files.write(written[-1], one.png)
     path = record.folder / REPORT
-    files.write(path, page(record, answers, source, why, drawn))
+    looked = why_so(kept, record, source, answers)
+    files.write(path, page(record, answers, source, why, drawn, looked))
     return Made(path=path, figures=written, pictures=source is not None, why=why)
 
 
@@ -168,6 +169,18 @@ def learned(model: ViT, record: Record, source: Source | None) -> dict[str, Draw
         picture = gallery.distance(model, x)
         found[picture.name] = drawing(picture.name, picture.figure, page=False)
     return found
+
+
+def why_so(
+    kept: Kept | None, record: Record, source: Source | None, answers: Predictions | None
+) -> list[dict[str, Any]]:
+    """What spoke for a few answers; nothing while there are none, or no images to show."""
+    if kept is None or source is None or answers is None or record.metrics is None:
+        return []
+    from vitrail.run.why import reasons
+
+    seen, classes = answers.splits[judging(answers)], tuple(answers.classes)
+    return reasons(kept[0], record.recipe.view, source, seen, classes)
 
 
 def loss_chart(record: Record) -> Chart:

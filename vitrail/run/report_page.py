@@ -46,6 +46,7 @@ def page(
     source: Source | None,
     why: str,
     drawn: dict[str, Drawing],
+    looked: list[dict[str, Any]],
 ) -> str:
     """The whole page; `why` there are no pictures, if there is no `source`."""
     here = Path(__file__).parent
@@ -76,6 +77,7 @@ def page(
             charts={name: one.svg for name, one in drawn.items()},
             harder=bool(train.smoothing or augment.mixup or augment.cutmix),
             judged=WORDS[judging(answers)] if answers else "",
+            looked=looked,
             learned=[shrunk(drawn[name].png) for name in LEARNED if name in drawn],
             augmented=shrunk(drawn["augmented"].png) if "augmented" in drawn else None,
             reasons=record.reasons,
