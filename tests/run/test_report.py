@@ -241,7 +241,8 @@ def test_without_the_data_the_page_has_no_pictures_and_says_why(tmp_path):
     html = done.path.read_text()
     assert not done.pictures and "there is no" in done.why
     assert "The images cannot be shown: there is no" in words(html)
-    assert "data:image/png" not in html[html.index('id="mistakes"') : html.index('id="looked"')]
+    assert "data:image" not in html[html.index('id="mistakes"') : html.index('id="classes"')]
+    assert "Where it looked" not in html
 
 
 def test_other_data_are_not_shown_as_the_run_s_own(tmp_path, monkeypatch):
