@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from vitrail.model.config import ViTConfig as ViTConfig
     from vitrail.model.vit import ViT as ViT
     from vitrail.run.classifier import load as load
+    from vitrail.run.head import head as head
     from vitrail.run.run import resume as resume
     from vitrail.run.run import train as train
     from vitrail.zoo.presets import preset as preset
@@ -20,13 +21,24 @@ _HOMES = {  # found on first use, so that `vitrail --help` does not wait for tor
     "ViT": "vitrail.model.vit",
     "ViTConfig": "vitrail.model.config",
     "attention": "vitrail.insight.maps",
+    "head": "vitrail.run.head",
     "load": "vitrail.run.classifier",
     "preset": "vitrail.zoo.presets",
     "resume": "vitrail.run.run",
     "train": "vitrail.run.run",
 }
 
-__all__ = ["UserError", "ViT", "ViTConfig", "attention", "load", "preset", "resume", "train"]
+__all__ = [
+    "UserError",
+    "ViT",
+    "ViTConfig",
+    "attention",
+    "head",
+    "load",
+    "preset",
+    "resume",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

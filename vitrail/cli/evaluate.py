@@ -1,6 +1,7 @@
 """`vitrail evaluate`: how good a model is, and how sure that number is."""
 
 import json as as_json
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -14,6 +15,7 @@ def evaluate(
     *,
     split: Literal["train", "val", "test", "all"] | None = None,
     batch: int = 64,
+    head: Path | None = None,
     device: str = "auto",
     skip_broken: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     preprocess: Literal["half", "imagenet", "clip"] | None = None,
@@ -27,6 +29,7 @@ def evaluate(
         data: folder, table, shards or built-in name
         split: part to judge; by default test images, or all where there is no split
         batch: images at once
+        head: file that `vitrail head` made for this model, or the folder that holds it
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
         skip_broken: go on without images that cannot be read
         preprocess: mean and deviation that foreign weights expect, if their file does not say
@@ -38,9 +41,14 @@ def evaluate(
 
     from vitrail.data.source import indices
     from vitrail.run.classifier import load
+    from vitrail.run.head import load_with_head
     from vitrail.run.scores import evaluate, open_for
 
-    classifier = load(model, device=device, preprocess=preprocess, vit=changes(vit, "vit"))
+    hints = {"preprocess": preprocess, "vit": changes(vit, "vit")}
+    if head is None:
+        classifier = load(model, device=device, **hints)
+    else:
+        classifier = load_with_head(model, head, device=device, **hints)
     source, part = open_for(classifier, data, split)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

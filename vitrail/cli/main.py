@@ -24,6 +24,7 @@ VERBS = (
     "evaluate",
     "predict",
     "explain",
+    "head",
     "report",
     "compare",
     "convert",

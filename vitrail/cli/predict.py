@@ -21,6 +21,7 @@ def predict(
     images: Annotated[tuple[str, ...], tyro.conf.Positional],
     *,
     top: int | None = None,
+    head: Path | None = None,
     device: str = "auto",
     preprocess: Literal["half", "imagenet", "clip"] | None = None,
     vit: Vit = Vit(),  # noqa: B008
@@ -33,6 +34,7 @@ def predict(
         model: run folder, model file, or any weights that can be read
         images: files, folders (with all images below them), or - for paths on stdin, one a line
         top: how many of the most likely classes to tell, by default 1, in JSON 5
+        head: file that `vitrail head` made for this model, or the folder that holds it
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
         preprocess: mean and deviation that foreign weights expect, if their file does not say
         vit: the model at another image size, or what foreign weights do not say of themselves
@@ -46,8 +48,13 @@ def predict(
     if json and csv:
         raise UserError("json and csv are two forms of the same; give one of them")
     from vitrail.run.classifier import load
+    from vitrail.run.head import load_with_head
 
-    classifier = load(model, device=device, preprocess=preprocess, vit=changes(vit, "vit"))
+    hints = {"preprocess": preprocess, "vit": changes(vit, "vit")}
+    if head is None:
+        classifier = load(model, device=device, **hints)
+    else:
+        classifier = load_with_head(model, head, device=device, **hints)
     print_as = as_lines if json else as_csv if csv else as_table
     if not print_as(watched(classifier.each(paths(images), top or (5 if json else 1)), images)):
         sys.exit(1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.config import Preprocess
 from vitrail.data.image import load_image
@@ -63,6 +63,11 @@ class Classifier:
         self.device = torch.device(device)
         self.model = model.eval().to(self.device)
         self.classes, self.view, self.facts = tuple(classes), view, facts or {}
+
+    @property
+    def answers(self) -> nn.Module:
+        """What turns preprocessed images into logits."""
+        return self.model
 
     @property
     def temperature(self) -> float | None:
@@ -169,7 +174,7 @@ class Classifier:
 
     def logits(self, x: Tensor) -> Tensor:
         with torch.inference_mode(), self.autocast():
-            out: Tensor = self.model(x.to(self.device))
+            out: Tensor = self.answers(x.to(self.device))
         return out.float().cpu()
 
     def autocast(self) -> torch.autocast:

@@ -100,5 +100,5 @@ def outputs_of(
                 yield each.images, each.labels
 
     dtype = computed_in("auto", classifier.device)
-    outputs, labels = logits(classifier.model, pairs(), dtype, progress)
+    outputs, labels = logits(classifier.answers, pairs(), dtype, progress)
     return outputs, labels, ids

@@ -1,0 +1,1 @@
+"""Any classifier on top of the features of a frozen model."""

@@ -1,0 +1,153 @@
+"""The nearest neighbours of many rows at once: scikit-learn's answers, sooner."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.errors import UserError
+
+Metric = Literal["euclid", "cosine"]
+
+ROOM = 1 << 23  # distances held at once
+SPARE = 6  # candidates beyond the wanted ones: those that float32 might put in a wrong order
+BLOCK = 64  # distances of which first only the smallest is looked at
+
+
+class NearestNeighbours:
+    """The vote of the `k` nearest training rows, like KNeighborsClassifier of scikit-learn.
+
+    Of equally near rows the earlier one counts, of equally many votes the lower class.
+    """
+
+    def __init__(self, k: int = 5, metric: Metric = "euclid"):
+        self.k, self.metric = k, metric
+        self._search: Search | None = None
+
+    def fit(self, x: NDArray[Any], y: NDArray[Any]) -> "NearestNeighbours":
+        if not 1 <= self.k <= len(x):
+            raise UserError(f"k is {self.k}; give a number from 1 to {len(x)}, all images")
+        self._search = None
+        self.classes_, self.labels_ = np.unique(y, return_inverse=True)
+        self.rows_ = np.ascontiguousarray(x, np.float32)
+        return self
+
+    def predict_proba(self, x: NDArray[Any]) -> NDArray[np.float64]:
+        """The share of the votes for each class."""
+        if self._search is None:
+            self._search = Search(self.rows_, self.metric)
+        _, near = self._search(x, self.k)
+        return votes(self.labels_[near], len(self.classes_)) / self.k
+
+    def predict(self, x: NDArray[Any]) -> NDArray[Any]:
+        found: NDArray[Any] = self.classes_[self.predict_proba(x).argmax(axis=1)]
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is kept in a file; the rest is made again from it."""
+        return {name: value for name, value in vars(self).items() if name != "_search"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._search = None
+
+
+def votes(labels: NDArray[np.int64], classes: int) -> NDArray[np.float64]:
+    """How often each class (across) is among the labels of each row (down)."""
+    rows = np.arange(len(labels))[:, None]
+    counts = np.bincount((rows * classes + labels).ravel(), minlength=len(labels) * classes)
+    return counts.reshape(-1, classes).astype(np.float64)
+
+
+class Search:
+    """Rows made ready to be searched.
+
+    Candidates are found in float32 and put in order in float64. Where float32 might have missed
+    one, all distances of that row are computed in float64: the answer is exact, ties included.
+    """
+
+    def __init__(self, rows: NDArray[Any], metric: Metric = "euclid"):
+        self.metric = metric
+        self.rows = prepared(rows, metric)
+        self.middle = self.rows.mean(dim=0)  # around it, float32 loses least
+        self.moved = self.rows - self.middle
+        self.squares = self.moved.square().sum(dim=1)
+        self.longest = float(self.squares.max().sqrt())
+        self.fast, self.fast_squares = self.moved.float(), self.squares.float()
+
+    def __call__(self, x: NDArray[Any], k: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Distances and positions of the `k` nearest rows for each of `x`, the nearest first."""
+        near = torch.empty(len(x), k, dtype=torch.float64)
+        index = torch.empty(len(x), k, dtype=torch.int64)
+        queries, size = prepared(x, self.metric), max(1, ROOM // len(self.rows))
+        for start in range(0, len(x), size):
+            part = slice(start, start + size)
+            near[part], index[part] = self.nearest(queries[part], k)
+        distances = near / 2 if self.metric == "cosine" else near.sqrt()
+        return distances.numpy(), index.numpy()
+
+    def nearest(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Squared distances and positions, for as many rows as there is room."""
+        moved = x - self.middle
+        length = moved.square().sum(dim=1)
+        # |x - y|^2 without |x|^2, which is the same for all rows y
+        rough = torch.addmm(self.fast_squares, moved.float(), self.fast.T, alpha=-2)
+        count = min(k + SPARE, len(self.rows))
+        limit, places = smallest(rough, count)
+        near, index = self.ordered(x, places, k)
+        if count < len(self.rows):
+            reach = (length.sqrt() + self.longest).square()
+            doubt = rounding(x.shape[1], torch.float32) * reach
+            unsure = near[:, -1] >= limit.double() + length - doubt
+            for row in unsure.nonzero()[:, 0].tolist():
+                near[row], index[row] = self.exactly(x[row], moved[row], k)
+        return near, index
+
+    def ordered(self, x: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The best of the candidates, by distance, then by position."""
+        places = places.sort(dim=1).values
+        exact = (self.rows[places] - x[:, None]).square().sum(dim=2)
+        near, order = exact.sort(dim=1, stable=True)
+        return near[:, :k], places.gather(1, order[:, :k])
+
+    def exactly(self, x: Tensor, moved: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """For one row, from every distance that may be among the `k` smallest."""
+        rough = self.squares - 2 * (self.moved @ moved)
+        doubt = rounding(len(x), torch.float64) * (float(moved.norm()) + self.longest) ** 2
+        limit = rough.kthvalue(k).values + 2 * doubt
+        near, index = self.ordered(x[None], (rough <= limit).nonzero()[:, 0][None], k)
+        return near[0], index[0]
+
+
+def prepared(rows: NDArray[Any], metric: Metric) -> Tensor:
+    """In float64; for cosine distances all of length 1, where half the square is the distance."""
+    x = torch.from_numpy(np.asarray(rows, np.float64))
+    if metric == "cosine":
+        x = x / x.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    return x
+
+
+def rounding(width: int, dtype: torch.dtype) -> float:
+    """The largest relative error of a sum of `width` products (Higham, 2002, section 3.1)."""
+    return (width + 4) * torch.finfo(dtype).eps
+
+
+def smallest(rough: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest of the `count` smallest numbers of each row, and where these stand.
+
+    They lie in the `count` blocks whose smallest number is smallest, so few others are compared.
+    """
+    width = rough.shape[1]
+    if width < 2 * count * BLOCK:
+        values, places = rough.topk(count, dim=1, largest=False)
+        return values.amax(dim=1), places
+    whole = width // BLOCK * BLOCK
+    blocks = rough[:, :whole].unflatten(1, (-1, BLOCK))
+    chosen = blocks.amin(dim=2).topk(count, dim=1, largest=False).indices
+    inside = chosen[:, :, None] * BLOCK + torch.arange(BLOCK)
+    rest = torch.arange(whole, width).expand(len(rough), -1)
+    candidates = torch.cat([inside.flatten(1), rest], dim=1)
+    values, order = rough.gather(1, candidates).topk(count, dim=1, largest=False)
+    return values.amax(dim=1), candidates.gather(1, order)
