@@ -1,4 +1,4 @@
-"""Draws every picture of the book from real tensors: `python -m book.figures --weights FOLDER`."""
+"""Draws the first chapter's pictures: `python -m book.figures --weights FOLDER`."""
 
 # ruff: noqa: RUF001 (shapes are written with the sign that people use for times)
 
@@ -27,6 +27,7 @@ from vitrail.model.embed import sincos
 
 FIGURES = Path(__file__).parent / "figures"
 DPI = 200  # 9 inches become 1800 pixels: sharp at the 900 of a README
+QUALITY = 70  # of JPEGs
 
 INK, FAINT = "#1f2430", "#8a93a3"
 TINTS = {  # edge and face, after Okabe and Ito: apart for every kind of colour vision
@@ -388,10 +389,16 @@ def draw(folder: Path, weights: Path | None = None) -> list[Path]:
     return [save(figure, folder / f"{name}.png") for name, figure in figures.items()]
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path, colours: int | None = None) -> Path:
+    """Writes .png, of so many colours if that is said, or .jpg."""
     drawn, packed = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn)
-    Image.open(drawn).convert("RGB").save(packed, "png", optimize=True)  # nothing is transparent
+    image = Image.open(drawn).convert("RGB")  # nothing is transparent
+    if path.suffix == ".jpg":  # photos: a third of the bytes
+        image.save(packed, "jpeg", quality=QUALITY, optimize=True)
+    else:
+        image = image if colours is None else image.quantize(colours, dither=Image.Dither.NONE)
+        image.save(packed, "png", optimize=True)
     files.write(path, packed.getvalue())
     return path
 

@@ -10,6 +10,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from book import build, figures
 from vitrail.errors import UserError
@@ -128,7 +129,7 @@ def test_figures_are_drawn_from_a_model_without_weights(tmp_path: Path) -> None:
 
 def test_stored_figures_are_light_and_sharp() -> None:
     for path in figures.FIGURES.iterdir():
-        picture = matplotlib.image.imread(path)
+        picture = np.asarray(Image.open(path).convert("RGB")) / 255
         assert path.stat().st_size < 400_000 and picture.shape[1] == 1800
         assert np.allclose(picture[[0, -1]], 1, atol=0.02), f"{path.name} is not white at its edges"
 
