@@ -90,7 +90,7 @@ def asking(seen: Seen) -> Figure:
     for number, (row, column) in enumerate(ASKING):
         y = 0.27 + number * (cell + GAP)
         axes = sheet.image(seen.pixels[DOG], EDGE, y, cell, cell)
-        style = {"ec": "#ffd23f", "fc": "none", "lw": 1.6}
+        style: dict[str, Any] = {"ec": "#ffd23f", "fc": "none", "lw": 1.6}
         axes.add_patch(Rectangle((column * patch - 0.5, row * patch - 0.5), patch, patch, **style))
         asked = attention(seen.model, seen.x[DOG : DOG + 1], layers, rows=row * columns + column)
         for place, maps in enumerate(asked, 1):
@@ -114,7 +114,7 @@ def distance(seen: Seen) -> Figure:
         axes = plain(sheet.panel(x, 0.35, 3.5, 1.9), title)
         alike = even(model, images)
         axes.axhline(alike, color=GREY, lw=0.9, ls=(0, (4, 3)))
-        words = {"fontsize": 8, "color": SOFT, "ha": "left", "va": "bottom"}
+        words: dict[str, Any] = {"fontsize": 8, "color": SOFT, "ha": "left", "va": "bottom"}
         axes.text(-0.4, alike * 1.02, "all patches alike", **words)
         layers = np.arange(len(found))
         axes.scatter(layers.repeat(found.shape[1]), found.flatten(), s=26, color="#0072b2", lw=0)
