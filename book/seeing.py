@@ -279,7 +279,10 @@ def draw(seen: Seen, folder: Path) -> list[Path]:
         "methods.jpg": methods(seen),
         "trust.png": trust(seen),
     }
-    return [save(figure, folder / file, COLOURS) for file, figure in figures.items()]
+    return [
+        save(figure, folder / file, None if file == "places.png" else COLOURS)  # filters need all
+        for file, figure in figures.items()
+    ]
 
 
 def of_each_class(count: int = 10) -> list[Any]:
