@@ -1,0 +1,64 @@
+"""Uneven, tiny and grey sets train with the recipe that is chosen for them."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.run import run
+from vitrail.run.recipe import read_recipe
+
+
+def folder_of(path, counts, mode="RGB", side=20):
+    """Classes that differ in brightness: even a tiny model learns them."""
+    luck = np.random.default_rng(0)
+    for number, (name, count) in enumerate(counts.items()):
+        (path / name).mkdir(parents=True)
+        for picture in range(count):
+            shape = (side, side) if mode == "L" else (side, side, 3)
+            pixels = luck.integers(0, 60, shape) + 190 * number
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8), mode).save(
+                path / name / f"{picture}.png"
+            )
+    return path
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+
+    def go(data, **wishes):
+        done = run.train(data, out=tmp_path / "run", quiet=True, report=False, **wishes)
+        return done.metrics, read_recipe(done.folder / "recipe.toml")
+
+    return go
+
+
+@pytest.mark.slow
+def test_twelve_images_are_enough_to_begin(train, tmp_path):
+    data = folder_of(tmp_path / "data", {"dark": 6, "light": 6})
+    metrics, recipe = train(data, epochs=10)
+    assert recipe["train"]["batch"] <= 8 and metrics["val"]["accuracy"] == 1
+
+
+@pytest.mark.slow
+def test_grey_pictures_train_with_one_channel(train, tmp_path):
+    data = folder_of(tmp_path / "data", {"dark": 20, "light": 20}, mode="L")
+    metrics, recipe = train(data, epochs=8)
+    assert recipe["vit"]["channels"] == 1 and recipe["data"]["augment"]["flip"] == 0
+    assert metrics["test"]["accuracy"] == 1
+
+
+@pytest.mark.slow
+def test_a_rare_class_is_found(train, tmp_path):
+    data = folder_of(tmp_path / "data", {"dark": 90, "light": 6})
+    metrics, recipe = train(data, epochs=6)
+    assert recipe["data"]["balanced"] and metrics["val"]["accuracy"] == 1
+
+
+def test_tensorboard_shows_what_the_journal_has(train, tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train("digits", epochs=1, tensorboard=True, changes={"vit": {"width": 16, "depth": 1}})
+    board = events.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    assert {"step/loss", "epoch/val_accuracy"} <= set(board.Tags()["scalars"])
+    assert board.Scalars("epoch/val_accuracy")[-1].step > 0
