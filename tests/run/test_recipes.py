@@ -1,0 +1,61 @@
+"""Every file in recipes/ says where its numbers come from, and is a whole recipe."""
+
+from pathlib import Path
+
+import pytest
+
+from vitrail.run import auto
+from vitrail.run.build import check_sense
+from vitrail.run.recipe import Recipe, build, merge, read_recipe
+from vitrail.zoo.presets import preset
+
+RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.toml"))
+HEADER = ("command:", "machine:", "minutes:", "accuracy:", "measured:")
+FACTS = {  # images, classes, pixels, channels
+    "digits": (1412, 10, 8, 1),
+    "mnist": (53964, 10, 28, 1),
+    "fashion-mnist": (54000, 10, 28, 1),
+    "cifar10": (45050, 10, 32, 3),
+    "cifar100": (45000, 100, 32, 3),
+}
+
+
+def header(path):
+    lines = path.read_text().split("\n\n")[0].splitlines()
+    assert all(line.startswith("#") for line in lines)
+    return [line.lstrip("# ") for line in lines if line != "#"]
+
+
+def test_there_are_recipes_for_two_cores_and_for_gpus():
+    names = {path.stem for path in RECIPES}
+    assert {"digits", "mnist"} <= names
+    gpu = {"cifar10", "cifar100", "imagenette", "imagenet10", "imagenet-s16", "finetune"}
+    assert {f"gpu-{name}" for name in gpu} <= names
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_header_says_how_and_what_was_reached(path):
+    lines = header(path)
+    for name in HEADER:
+        (line,) = (line for line in lines if line.startswith(name))
+        assert line.removeprefix(name).strip()
+    (command,) = (line for line in lines if line.startswith("command:"))
+    assert f"recipes/{path.name}" in command
+    (measured,) = (line for line in lines if line.startswith("measured:"))
+    assert measured.split()[1].startswith("no" if path.stem.startswith("gpu-") else "yes")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_it_is_a_recipe_that_can_work(path):
+    table = read_recipe(path)
+    images, classes, side, channels = FACTS.get(table.get("source", ""), (10_000, 1000, 375, 3))
+    facts = auto.Facts(images=images, classes=classes, side=side, channels=channels, uneven=1.0)
+    if path.stem == "gpu-finetune":
+        choice = auto.fine_tune(facts, "B/16", preset("B/16"), auto.Preprocess(), None)
+    else:
+        choice = auto.choose(facts, model=table["model"], device="cuda")
+    recipe = build(Recipe, merge(choice.settings, table))
+    check_sense(recipe, facts)
+    for section in ("vit", "train"):
+        for name, value in table.get(section, {}).items():
+            assert getattr(getattr(recipe, section), name) == value
