@@ -10,10 +10,10 @@ demo: $(READY)
 	$(BIN)/vitrail demo
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 quick: $(READY)
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow"
 
 check: $(READY)
 	$(BIN)/ruff format --check .
