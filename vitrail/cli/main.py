@@ -25,13 +25,14 @@ VERBS = (
     "predict",
     "explain",
     "head",
+    "search",
     "report",
     "compare",
     "convert",
     "models",
     "datasets",
 )
-LONG = ("demo", "train", "resume")
+LONG = ("demo", "train", "resume", "search")
 
 
 def main(arguments: list[str] | None = None) -> None:

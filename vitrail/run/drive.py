@@ -23,6 +23,8 @@ from vitrail.run.recipe import Recipe
 from vitrail.training import loop, state
 from vitrail.training.learner import Learner
 
+OnEpoch = Callable[[dict[str, Any]], None]  # may raise, and so end the run where it stands
+
 FRESH: dict[str, Any] = {  # what a run knows of itself, beside its tensors
     "step": 0,  # steps done
     "seconds": 0.0,  # spent on them
@@ -44,7 +46,8 @@ class Stopped(SystemExit):
 class Driver:
     """Drives one training from where `facts` says it stands to its last step.
 
-    `keep` is called whenever the learner's weights are the best so far.
+    `keep` is called whenever the learner's weights are the best so far, `on_epoch` after each look
+    at the validation images, with its line of the journal and the `steps` in all.
     """
 
     def __init__(
@@ -57,9 +60,11 @@ class Driver:
         live: Live,
         journal: Journal,
         keep: Callable[[dict[str, Any]], None],
+        on_epoch: OnEpoch = lambda line: None,
     ):
         self.folder, self.recipe, self.loader, self.learner = folder, recipe, loader, learner
         self.facts, self.live, self.journal, self.keep = facts, live, journal, keep
+        self.on_epoch = on_epoch
         self.logged, self.before = facts["step"], facts["seconds"]
         self.since = self.started = self.saved = time.monotonic()
 
@@ -146,6 +151,8 @@ class Driver:
                 self.keep(facts["best"])
         self.journal.write(line)
         self.live.epoch(line)
+        if line["val_accuracy"] is not None:
+            self.on_epoch({**line, "steps": self.recipe.train.steps})
 
     def patience_is_over(self, step: int) -> bool:
         """Told at a look at the validation images, and only then."""

@@ -20,7 +20,7 @@ from vitrail.errors import UserError
 from vitrail.evaluation.metrics import accuracy, fit_temperature, interval
 from vitrail.run import auto, predictions
 from vitrail.run.build import check_sense, make_learner, make_loader, pick_device
-from vitrail.run.drive import FRESH, Driver
+from vitrail.run.drive import FRESH, Driver, OnEpoch
 from vitrail.run.journal import Journal
 from vitrail.run.live import Live
 from vitrail.run.plan import plan
@@ -39,6 +39,16 @@ log = logging.getLogger(__name__)
 class Run:
     folder: Path
     metrics: dict[str, Any]  # as `train --json` prints them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Showing:
+    """What is told of a run, and to whom."""
+
+    tensorboard: bool = False
+    quiet: bool = False
+    test: bool = True  # look at the test images at the end
+    on_epoch: OnEpoch = lambda line: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +77,10 @@ def train(
     changes: Mapping[str, Any] | None = None,
     tensorboard: bool = False,
     report: bool = True,
+    test: bool = True,
     quiet: bool = False,
     began: float | None = None,
+    on_epoch: OnEpoch = lambda line: None,
     **wishes: Any,
 ) -> Run:
     """Trains a model on `data` and leaves a run folder.
@@ -77,7 +89,8 @@ def train(
     settings by section, such as {"train": {"lr": 3e-4}}; they win over `recipe`, a TOML file,
     which wins over what is chosen from the data. Minutes count from `began`, a reading of
     time.monotonic, until the results are written; by default from this call. After that, and
-    unless `report` is false, comes the page `report.html`.
+    unless `report` is false, comes the page `report.html`. With `test` false no test image is
+    looked at. `on_epoch` is told of every look at the validation images.
     """
     began = time.monotonic() if began is None else began
     asked = build(Wishes, wishes)
@@ -102,12 +115,19 @@ def train(
             raise
         facts = {**FRESH, "data": fingerprint(source)}
         live.say(f"run {folder}")
-        done = go(folder, settings, loader, learner, facts, tensorboard, quiet)
+        show = Showing(tensorboard=tensorboard, quiet=quiet, test=test, on_epoch=on_epoch)
+        done = go(folder, settings, loader, learner, facts, show)
         return told(done, loader, live) if report else done
 
 
 def resume(
-    folder: str | Path, *, device: str = "auto", report: bool = True, quiet: bool = False
+    folder: str | Path,
+    *,
+    device: str = "auto",
+    report: bool = True,
+    test: bool = True,
+    quiet: bool = False,
+    on_epoch: OnEpoch = lambda line: None,
 ) -> Run:
     """Goes on with a run where its newest whole state stands."""
     folder = Path(folder)
@@ -134,7 +154,8 @@ def resume(
             facts |= saved.facts
         live.say(f"run {folder}: going on from step {facts['step']} of {settings.train.steps}")
         loader.prepare("train", "val")
-        done = go(folder, settings, loader, learner, facts, False, quiet)
+        show = Showing(quiet=quiet, test=test, on_epoch=on_epoch)
+        done = go(folder, settings, loader, learner, facts, show)
         return told(done, loader, live) if report else done
 
 
@@ -216,8 +237,7 @@ def go(
     loader: Loader,
     learner: Learner,
     facts: dict[str, Any],
-    tensorboard: bool,
-    quiet: bool,
+    show: Showing,
 ) -> Run:
     """Trains to the end, then judges the best weights."""
     about = describe(recipe, loader, facts)
@@ -225,10 +245,11 @@ def go(
     def keep(best: dict[str, Any]) -> None:
         save_model(folder / MODEL, learner.result, {**about, "best": best})  # type: ignore[arg-type]
 
-    journal = Journal(folder / JOURNAL, facts["step"], tensorboard)
-    with closing(journal), Live(recipe.train.steps, quiet) as live:
-        Driver(folder, recipe, loader, learner, facts, live, journal, keep).drive()
-    return judge(folder, recipe, loader, about, facts)
+    journal = Journal(folder / JOURNAL, facts["step"], show.tensorboard)
+    with closing(journal), Live(recipe.train.steps, show.quiet) as live:
+        on_epoch = show.on_epoch
+        Driver(folder, recipe, loader, learner, facts, live, journal, keep, on_epoch).drive()
+    return judge(folder, recipe, loader, about, facts, ("val", "test") if show.test else ("val",))
 
 
 def told(done: Run, loader: Loader, live: Live) -> Run:
@@ -265,6 +286,7 @@ def judge(
     loader: Loader,
     about: dict[str, Any],
     facts: Mapping[str, Any],
+    splits: tuple[Split, ...],
 ) -> Run:
     """The best weights on validation and test images; writes what a finished run leaves."""
     model, kept = load_model(folder / MODEL)
@@ -273,7 +295,6 @@ def judge(
     scores: dict[str, Any] = {"val": None, "test": None}
     temperature = None
     seen: dict[Split, Seen] = {}
-    splits: tuple[Split, ...] = ("val", "test")
     for split in splits:
         if not len(indices(loader.source, split)):
             continue

@@ -1,0 +1,1 @@
+"""Many runs, to find the settings that suit a data set."""
