@@ -22,6 +22,7 @@ LOOKING = 0.02  # most of the time that may go into looking at validation images
 TRIAL = 2.0  # seconds at least that are timed for each kind of step
 LONGER = 0.02  # part of the minutes for it, up to five times as many seconds
 ENDING = 1.0  # seconds to write the results
+SLOWER = 1.05  # a step later on, against one of the first seconds: machines warm up, others wake
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
@@ -51,7 +52,7 @@ def plan(
     after = timing.image * (counts["val"] + counts["test"]) + ENDING
     if minutes is not None:
         left = 60 * minutes - (time.monotonic() - began) - after
-        steps = math.floor(left / step)
+        steps = math.floor(left / step / SLOWER)
         if steps < 1:
             least = math.ceil(10 * (60 * minutes - left + 10 * step) / 60) / 10
             raise UserError(
