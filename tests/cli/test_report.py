@@ -51,7 +51,8 @@ def test_report_opens_the_page_when_asked(capsys, runs, monkeypatch):
     assert opened == [(runs[0] / "report.html").resolve().as_uri()]
 
 
-def test_compare_prints_a_table_and_a_verdict(capsys, runs):
+def test_compare_prints_a_table_and_a_verdict(capsys, runs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")  # temporary folders have long names
     code, out, _ = call(capsys, "compare", *runs)
     assert code == 0
     assert "parameters" in out and str(runs[1]) in out
