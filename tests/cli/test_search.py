@@ -20,6 +20,7 @@ def space(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_search_prints_one_json_document(capsys, tmp_path, space):
     flags = [*FLAGS[:-4], "--train.steps", "30", "--data.workers", "0"]
     code, out, err = call(

@@ -1,6 +1,7 @@
 """The kinds of heads: each learns, chooses on training images, and says what it needs."""
 
 import builtins
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,13 @@ def test_parameters_of_many_images_are_chosen_on_some_of_all_classes():
     chosen = kinds.sample(y, 500)
     assert len(chosen) < 520
     assert np.bincount(y[chosen]).min() == kinds.FOLDS
+
+
+def test_a_kind_that_learns_from_part_of_the_images_says_so(monkeypatch):
+    few = replace(kinds.KINDS["rbf-svm"], most=60)
+    monkeypatch.setitem(kinds.KINDS, "rbf-svm", few)
+    assert kinds.fit("rbf-svm", *rows(120), NAMES).parameters["images"] == 60
+    assert "images" not in kinds.fit("rbf-svm", *rows(60), NAMES).parameters
 
 
 def test_what_is_not_installed_is_named(monkeypatch):

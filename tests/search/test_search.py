@@ -12,6 +12,7 @@ import pytest
 from vitrail.data.loader import Loader
 from vitrail.errors import UserError
 from vitrail.run import run
+from vitrail.search import page
 from vitrail.search import search as searching
 from vitrail.search import study as shared
 from vitrail.training.loop import Diverged
@@ -21,6 +22,7 @@ SMALL = {
     "train": {"steps": 44, "batch": 64, "ema": 0.0},
     "data": {"workers": 0},
 }
+MAKE = page.make
 SPACE = '"train.lr" = {low = 1e-4, high = 1e-1, log = true}\naugment = ["none", "tiny digits"]\n'
 
 
@@ -29,6 +31,7 @@ def quick(monkeypatch):
     """No timing before a run, no pictures after it."""
     monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
     monkeypatch.setattr(run, "told", lambda done, *rest: done)
+    monkeypatch.setattr(page, "make", lambda folder, *rest: folder / page.PAGE)
 
 
 @pytest.fixture
@@ -44,6 +47,7 @@ def look(tmp_path):
     return go
 
 
+@pytest.mark.slow
 def test_trials_are_runs_and_the_winner_is_tested_once(look, tmp_path, monkeypatch):
     looks, evaluation = [], Loader.evaluation
 
@@ -81,15 +85,18 @@ def test_more_trials_can_be_asked_for_later(look):
     assert look(trials=3).facts["trials"] == 3
 
 
-def test_the_page_tells_how_many_trials_were_looked_at(look, tmp_path):
+@pytest.mark.slow
+def test_the_page_tells_how_many_trials_were_looked_at(look, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "make", MAKE)
     look()
-    page = (tmp_path / "out" / "search.html").read_text()
-    assert "A search of 3 trials" in page and "tested once" in page
-    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+    text = (tmp_path / "out" / "search.html").read_text()
+    assert "A search of 3 trials" in text and "tested once" in text
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
     names = {file.stem for file in (tmp_path / "out" / "figures").glob("*.png")}
     assert {"history", "time", "slices"} <= names
 
 
+@pytest.mark.slow
 def test_a_grid_tries_every_point(look, tmp_path):
     (tmp_path / "space.toml").write_text('"train.lr" = [1e-3, 1e-2]\naugment = ["none", "digits"]')
     facts = look(grid=True, trials=None).facts
@@ -103,6 +110,7 @@ class Dead(BaseException):
     """What a kill looks like from inside."""
 
 
+@pytest.mark.slow
 def test_a_trial_that_a_dead_process_left_is_gone_on_with(look, tmp_path, monkeypatch):
     train = run.train
 
@@ -159,7 +167,10 @@ def test_a_run_that_diverges_is_no_failure_of_the_search(look, tmp_path, monkeyp
     assert (facts["trials"], facts["pruned"], facts["failed"]) == (3, 1, 0)
 
 
-def test_a_setting_that_cannot_be_is_a_failed_trial_and_the_search_goes_on(look, tmp_path):
+def test_a_setting_that_cannot_be_is_a_failed_trial_and_the_search_goes_on(
+    look, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(page, "make", MAKE)
     (tmp_path / "space.toml").write_text('"vit.heads" = [1, 3]')
     facts = look(grid=True, trials=None).facts
     assert facts["trials"] == 2 and facts["failed"] == 1

@@ -189,7 +189,9 @@ def reporting(trial: "Trial") -> Callable[[dict[str, Any]], None]:
         if min(done, 9) > told:
             told = min(done, 9)
             if trial.should_prune():
-                raise optuna.TrialPruned(f"less than half of the others at {told} tenths")
+                raise optuna.TrialPruned(
+                    f"worse than half of the others after {told} tenths of the run"
+                )
 
     return on_epoch
 
