@@ -40,6 +40,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(holder, ignore_errors=True)
 
 
+def fresh_folder(out: str | Path | None, usual: str | Path) -> Path:
+    """A new folder `out`, or else `usual`-1, -2, ...; one that holds something is never touched."""
+    number, folder = 1, Path(out or f"{usual}-1")
+    while out is None and folder.exists():
+        number, folder = number + 1, Path(f"{usual}-{number + 1}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is no empty folder; choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}; choose another --out") from error
+    return folder
+
+
 def sync(path: Path) -> None:
     """Waits until a file's bytes, or a folder's names, are on the disk."""
     handle = os.open(path, os.O_RDONLY)

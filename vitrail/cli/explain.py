@@ -13,6 +13,7 @@ import tyro
 from vitrail.cli.flags import Vit, changes
 from vitrail.cli.predict import paths
 from vitrail.errors import UserError
+from vitrail.files import fresh_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,7 +76,7 @@ def explain(
     classifier = load(model, device=device, preprocess=preprocess, vit=changes(vit, "vit"))
     wishes: dict[str, Any] = {"target": None if target is None else classifier.index(target)}
     wishes |= {"method": method, "occlusion": occlusion, "layers": layers, "heads": heads}
-    folder = fresh_folder(out, model)
+    folder = fresh_folder(out, usual_folder(model))
     lines = []
     if files:
         lines += explain_all(classifier, files, folder, wishes, npz)
@@ -87,20 +88,11 @@ def explain(
         sys.exit(1)
 
 
-def fresh_folder(out: Path | None, model: str) -> Path:
-    """A new folder; one that holds something is never touched."""
+def usual_folder(model: str) -> Path:
+    """Where the pictures go if nobody says; for a run, under its name."""
     path = Path(model)
-    name = plain(path.parent.name if path.stem == "model" else path.name or "model")
-    number, folder = 1, out or Path("explained") / f"{name}-1"
-    while out is None and folder.exists():
-        number, folder = number + 1, Path("explained") / f"{name}-{number + 1}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is no empty folder; choose another --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror}; choose another --out") from error
-    return folder
+    name = path.parent.name if path.stem == "model" else path.name
+    return Path("explained") / plain(name or "model")
 
 
 def plain(name: str) -> str:

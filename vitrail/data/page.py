@@ -1,6 +1,7 @@
 """What all pages share: one look, escaped names, and pictures that lie in the page itself."""
 
 import base64
+import hashlib
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ TINY = 64  # pixels up to which a picture is kept as it is and drawn with hard e
 
 
 def templates(folder: Path) -> "Environment":
-    """The templates of a folder, which may include `look.css`.
+    """The templates of a folder, which may include `look.css` and `head.html`.
 
     Every value is escaped; names go through the filter `shown`, which also spells out what is
     invisible, and are one line then.
@@ -61,6 +62,11 @@ def packed(image: Image.Image, kind: str, **settings: int) -> bytes:
 
 def uri(content: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def checksum(script: str) -> str:
+    """What a page's policy calls its one script: no other will run."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
 
 
 def evenly(numbers: NDArray[np.int64], most: int) -> list[int]:

@@ -1,7 +1,6 @@
 """Explanations as one HTML page that needs no network: move over a patch, see where it looks."""
 
 import base64
-import hashlib
 import html
 import io
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from PIL import Image
 
 from vitrail import __version__
 from vitrail.data.findings import printable
-from vitrail.data.page import TINY, packed, templates, uri
+from vitrail.data.page import TINY, checksum, packed, templates, uri
 from vitrail.insight.draw import HEAT, LOOK, WORDS, colour, ends
 from vitrail.insight.explain import CLASSLESS
 from vitrail.insight.explanation import Explanation
@@ -34,7 +33,7 @@ def page(explanations: Sequence[Explanation], title: str = "What it looks at") -
         version=__version__,
         title=title,
         script=script,
-        hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        checksum=checksum(script),
         stills=[still(one) for one in explanations],
         data={
             "colours": {"look": palette(LOOK), "heat": palette(HEAT)},

@@ -1,7 +1,5 @@
 """What stands on the page of a run: every word and number of `report.html`."""
 
-import base64
-import hashlib
 import io
 import shlex
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from PIL import Image
 
 from vitrail import __version__
 from vitrail.data.config import Augment
-from vitrail.data.page import packed, templates, uri
+from vitrail.data.page import checksum, packed, templates, uri
 from vitrail.data.source import Source, Split, indices
 from vitrail.evaluation import metrics
 from vitrail.model.cost import parameters
@@ -66,7 +64,7 @@ def page(
             **context,
             version=__version__,
             script=script,
-            checksum=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            checksum=checksum(script),
             name=record.name,
             model=record.recipe.model,
             folder=record.folder.resolve(),

@@ -102,7 +102,7 @@ def train(
     source = open_data(data)
     place = pick_device(asked.device)
     settings, reasons = design(source, data, table, asked, place, live)
-    folder = fresh_folder(out, source)
+    folder = fresh_run(out, source)
     with state.lock(folder):
         try:
             loader = make_loader(settings, source, place)
@@ -206,22 +206,13 @@ def design(
     return made, reasons
 
 
-def fresh_folder(out: str | Path | None, source: Source) -> Path:
-    """A new run folder; one that holds something is never touched."""
-    number, folder = 1, Path(out or Path("runs") / f"{source.name}-1")
-    while out is None and folder.exists():
-        number, folder = number + 1, Path("runs") / f"{source.name}-{number + 1}"
-    if (folder / RECIPE).exists():
+def fresh_run(out: str | Path | None, source: Source) -> Path:
+    """A new run folder; of one that holds a run, how to go on with it."""
+    if out is not None and (Path(out) / RECIPE).exists():
         raise UserError(
-            f"{folder} holds a run; go on with `vitrail resume {folder}`, or choose another --out"
+            f"{out} holds a run; go on with `vitrail resume {out}`, or choose another --out"
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is no empty folder; choose another --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror}; choose another --out") from error
-    return folder
+    return files.fresh_folder(out, Path("runs") / source.name)
 
 
 def remove_untouched(folder: Path) -> None:
