@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test quick check bench clean
+.PHONY: demo test quick faults check bench clean
 
 demo: $(READY)
 	$(BIN)/vitrail demo
@@ -14,6 +14,10 @@ test: check
 
 quick: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow"
+
+# kills, full disks, flipped bytes, hostile files: a quarter of an hour, and a table
+faults: $(READY)
+	VITRAIL_FAULTS=full $(BIN)/pytest tests/faults
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -30,11 +34,10 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 # The peers live apart: a broken torchvision that merely lies installed breaks other packages.
-.venv-bench/.installed: pyproject.toml constraints.txt bench/requirements.txt
+.venv-bench/.installed: pyproject.toml constraints.txt bench/requirements.txt bench/peers.txt
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt transformers einops
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/requirements.txt
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . -r bench/requirements.txt
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/peers.txt
 	touch $@
 
 clean:

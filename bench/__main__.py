@@ -1,88 +1,95 @@
-"""`python -m bench [NAME]`: measures, prints the table, writes JSON, Markdown and SVG."""
+"""`python -m bench [NAME ...]`: measures, prints the table, writes JSON, Markdown and SVG."""
 
 import json
-import os
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import alone, inference, report, step
-from bench.limit import limit
-from bench.measure import compare, interleave
-from bench.peers import PEERS
-from vitrail.files import write
-from vitrail.zoo.presets import preset
+from bench import report
+from bench.accuracy import Contest
+from bench.measure import Budget, Tick
+from vitrail.errors import UserError
 
-BENCHES = {"inference": inference, "step": step}
+Name = Literal["inference", "step", "input", "load", "knn", "start-up", "memory", "accuracy"]
+MINUTES: dict[Name, float] = {  # about; how the bar is shared, and what `make bench` may take
+    "inference": 7,
+    "step": 2,
+    "input": 3,
+    "load": 2,
+    "knn": 0.5,
+    "start-up": 2,
+    "memory": 2.5,
+}
+LIBRARIES = ("timm", "transformers", "vit_pytorch", "torchvision")
+NEEDED: dict[Name, tuple[str, ...]] = {  # as they are imported
+    "inference": (*LIBRARIES, "onnx", "onnxscript", "onnxruntime"),
+    "step": LIBRARIES,
+    "input": ("timm", "torchvision"),
+    "load": ("timm", "transformers", "torchvision"),
+    "knn": ("sklearn",),
+    "start-up": (*LIBRARIES, "onnx", "onnxscript", "onnxruntime"),
+    "memory": LIBRARIES,
+    "accuracy": LIBRARIES,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    names: Annotated[tuple[Literal["inference", "step"], ...], tyro.conf.Positional] = (
-        "inference",
-        "step",
-    )  # what to measure
-    rounds: int = 200  # of a case, at most
-    seconds: float = 45  # for a case; it takes longer only if it has too few rounds by then
-    out: Path = Path(__file__).parent / "results"  # folder for JSON, table and plot
-    json: bool = False  # print the JSON instead of the table
+    names: Annotated[tuple[Name, ...], tyro.conf.Positional] = tuple(MINUTES)  # what to measure
+    rounds: int = 100  # of a case in each of two repeats, at most
+    seconds: float = 12  # for it; it takes longer only if it has too few rounds by then
+    out: Path = report.RESULTS  # folder for JSON, table and plot
+    json: bool = False  # print one JSON document, by name, instead of the tables
+    contest: Annotated[Contest, tyro.conf.OmitArgPrefixes] = field(
+        default_factory=Contest
+    )  # only for accuracy
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or not self.seconds > 0:
+            raise UserError(f"{self.rounds} rounds, {self.seconds:g} seconds; give more than 0")
 
 
 def main(settings: Settings) -> None:
-    """Speed and memory of Vitrail and its peers, in one run."""
-    os.chdir(Path(__file__).parent.parent)  # the processes that alone.py starts import from here
+    """Speed, memory and accuracy of Vitrail and its peers, in one run."""
+    needed = dict.fromkeys(package for name in settings.names for package in NEEDED[name])
+    if lacking := [package for package in needed if find_spec(package) is None]:
+        raise UserError(f"{', '.join(lacking)} not installed; `make bench` brings all the peers")
+    shares = {name: MINUTES.get(name, settings.contest.total) for name in settings.names}
+    found: dict[Name, dict[str, Any]] = {}
+    pages: list[str] = []
     with Progress(console=Console(stderr=True)) as progress:
+        bar, before = progress.add_task("", total=sum(shares.values())), 0.0
         for name in settings.names:
-            result = run(name, BENCHES[name], settings, progress)
-            text, page = json.dumps(result, indent=1) + "\n", report.table(result)
-            write(settings.out / f"{name}.json", text)
-            write(settings.out / f"{name}.md", page)
-            write(settings.out / f"{name}.svg", report.plot(result))
-            sys.stdout.write(text if settings.json else page + "\n")
+
+            def tick(share: float, words: str, name: Name = name, before: float = before) -> None:
+                done = before + share * shares[name]
+                progress.update(bar, completed=done, description=f"{name}: {words}")
+
+            result = run(name, settings, tick)
+            pages.append(report.keep(result, settings.out))
+            found[name] = result
+            before += shares[name]
+    print(json.dumps(found, indent=1) if settings.json else "\n".join(pages))
 
 
-def run(name: str, bench: ModuleType, settings: Settings, progress: Progress) -> dict[str, Any]:
-    result = {
-        "name": name,
-        **report.surroundings(torch.get_num_threads()),
-        "cases": [],
-        "alone": [],
-    }
-    for model, batch in bench.CASES:
-        tick = follow(progress, f"{name} {label(model, batch)}")
-        config = preset(model)
-        torch.manual_seed(0)
-        tasks = {peer: bench.prepare(peer, config, batch) for peer in PEERS}
-        tasks[report.LIMIT] = limit(config, batch, training=bench is step)
-        times = interleave(tasks, settings.rounds, settings.seconds, tick)
-        rows = {
-            peer: asdict(row) | {"steady": row.steady, "rounds": len(times[peer])}
-            for peer, row in compare(times).items()
-        }
-        result["cases"].append({"label": label(model, batch), "rows": rows})
-    for model, batch in bench.ALONE:
-        tick = follow(progress, f"{name} {label(model, batch)}, alone")
-        rows = alone.measure(name, list(PEERS), model, batch, tick)
-        result["alone"].append({"label": label(model, batch), "rows": rows})
-    return result
+def run(name: Name, settings: Settings, tick: Tick) -> dict[str, Any]:
+    import torch
 
-
-def follow(progress: Progress, title: str) -> Callable[[float], object]:
-    task = progress.add_task(title, total=1)
-    return lambda share: progress.update(task, completed=share)
-
-
-def label(model: str, batch: int) -> str:
-    return f"{model}, {preset(model).image} px, batch {batch}"
+    bench = import_module(f"bench.{name.replace('-', '_')}")
+    budget = Budget(rounds=settings.rounds, seconds=settings.seconds)
+    found = bench.run(settings.contest if name == "accuracy" else budget, tick)
+    return {"name": name, **report.surroundings(torch.get_num_threads()), **found}
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, prog="python -m bench"))
+    try:
+        main(tyro.cli(Settings, prog="python -m bench"))
+    except UserError as error:
+        sys.exit(f"error: {error}")

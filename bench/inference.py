@@ -1,11 +1,17 @@
 """Forward passes, from one image to a batch, from 32 to 224 pixels."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
+from bench import runtime
+from bench.limit import LIMIT, limit
+from bench.measure import Budget, Case, Task, Tick, measure, timed
 from bench.peers import PEERS
 from vitrail.model.config import ViTConfig
+from vitrail.zoo.presets import preset
 
 CASES = [
     ("Ti/16", 1),
@@ -17,7 +23,23 @@ CASES = [
     ("Mini/4", 1),
     ("Mini/4", 128),
 ]
-ALONE = [("Ti/16", 1), ("Ti/16", 16)]  # each peer in a process of its own, for memory and start-up
+RUNTIMES = {runtime.NAME: runtime.prepare}  # measured beside the eager peers, not among them
+
+
+def run(budget: Budget, tick: Tick) -> dict[str, Any]:
+    cases = [
+        Case(label=label(name, batch), unit="ms", measure=timed(partial(tasks, name, batch)))
+        for name, batch in CASES
+    ]
+    return {"cases": measure(cases, budget, tick)}
+
+
+def tasks(name: str, batch: int) -> dict[str, Task]:
+    config = preset(name)
+    torch.manual_seed(0)
+    peers = {peer: prepare(peer, config, batch) for peer in PEERS}
+    outside = {other: make(name, batch) for other, make in RUNTIMES.items()}
+    return {**peers, **outside, LIMIT: limit(config, batch)}
 
 
 def prepare(peer: str, config: ViTConfig, batch: int) -> Callable[[], object]:
@@ -28,3 +50,7 @@ def prepare(peer: str, config: ViTConfig, batch: int) -> Callable[[], object]:
         return model(images)
 
     return run
+
+
+def label(name: str, batch: int) -> str:
+    return f"{name}, {preset(name).image} px, batch {batch}"

@@ -1,44 +1,45 @@
-"""From files to batches: our loader against torch's with Pillow and the usual transforms.
-
-    python -m bench.input [--workers 2] [--images 1536] [--photos FOLDER] [--json]
+"""From files to batches: our loader against torch's with Pillow, timm's, and torchvision's v2.
 
 Photos of about 500 x 375 pixels become batches of 64 at 224 pixels: cropped at random, mirrored,
-normalised. "first" decodes everything and starts its processes, "later" is any other epoch. "tiny"
-is a set of 32-pixel images in memory, moved by up to 4 pixels and mirrored, in batches of 128.
+normalised. The first epoch decodes everything and starts its processes, a later one is any other.
+The last case is a set of 32-pixel images in memory, moved by up to 4 pixels and mirrored, in
+batches of 128. All read with the same number of processes.
 """
 
 import io
-import json
 import math
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bench.measure import compare, interleave
+from bench.measure import Budget, Case, Task, Tick, measure, timed
+from bench.peers import mend_torchvision
 from vitrail.data.config import Augment, DataConfig, Preprocess
 from vitrail.data.folder import Files, open_folder
 from vitrail.data.loader import Loader
 from vitrail.data.source import Item
-from vitrail.files import write
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-val-300"
-VIEW = Preprocess(size=224, interpolation="bilinear", mean=(0.485, 0.456, 0.406), std=(0.229,))
+VIEW = Preprocess(
+    size=224, interpolation="bilinear", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+)
 TINY = Preprocess(size=32, mean=(0.49, 0.48, 0.45), std=(0.25,))
-TINIES = 32 * 128  # images in the tiny set
-WANTED = {"first": 1.3, "later": 3.0, "tiny": 20.0}
+IMAGES, TINIES = 768, 32 * 128  # in the set of photos, in the tiny one
+WORKERS = 2  # processes that read, ours and theirs
 
-Task = Callable[[], object]
+Start = Callable[[], Iterator[object]]  # begins an epoch, or goes on into the next one
 
 
 class Photos(Dataset[tuple[Tensor, int]]):
@@ -73,6 +74,20 @@ class Tinies(Dataset[tuple[Tensor, int]]):
         padded.paste(Image.fromarray(self.pixels[index]), (4, 4))
         left, top = random.randrange(9), random.randrange(9)
         return to_tensor(mirrored(padded.crop((left, top, left + 32, top + 32))), TINY), 0
+
+
+class Changed(Dataset[tuple[Tensor, int]]):
+    """Images in memory, each through torchvision's transforms."""
+
+    def __init__(self, pixels: NDArray[np.uint8], transform: Callable[[Tensor], Tensor]):
+        self.pixels = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(self.pixels[index]), 0
 
 
 def random_box(width: int, height: int) -> tuple[int, int, int, int]:
@@ -117,53 +132,149 @@ class Memory:
         return Item(self.pixels[index], 0, self.ids[index])
 
 
+def ours(source: Files, workers: int) -> Start:
+    config = DataConfig(augment=Augment(flip=0.5, scale=0.08), workers=workers, disk_gb=0)
+    batches = Loader(source, VIEW, config, batch=64, progress=False).training()
+    return lambda: batches
+
+
+def usual(source: Files, workers: int) -> Start:
+    paths = [source.root / name for name in source.ids]
+    return epochs_of(Photos(paths, source.labels.tolist()), 64, workers)
+
+
+def timms(source: Files, workers: int) -> Start:
+    """Its own loader: images stay bytes until the whole batch is normalised."""
+    mend_torchvision()
+    from timm.data import ImageDataset, create_loader
+
+    loader = create_loader(
+        ImageDataset(str(source.root)),
+        input_size=224,
+        batch_size=64,
+        is_training=True,
+        scale=(0.08, 1.0),
+        hflip=0.5,
+        color_jitter=None,
+        interpolation="bilinear",
+        mean=VIEW.mean,
+        std=VIEW.std,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        device=torch.device("cpu"),
+    )
+    return lambda: iter(loader)
+
+
+def torchvisions(source: Files, workers: int) -> Start:
+    """As its guide has it: from Pillow to bytes first, floats last."""
+    mend_torchvision()
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    steps = [
+        v2.PILToTensor(),
+        v2.RandomResizedCrop(224, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(VIEW.mean, VIEW.std),
+    ]
+    return epochs_of(ImageFolder(str(source.root), v2.Compose(steps)), 64, workers)
+
+
+def our_tinies(pixels: NDArray[np.uint8]) -> Start:
+    config = DataConfig(augment=Augment(flip=0.5, shift=0.125))
+    batches = Loader(Memory(pixels), TINY, config, progress=False).training()
+    return lambda: batches
+
+
+def usual_tinies(pixels: NDArray[np.uint8]) -> Start:
+    return epochs_of(Tinies(pixels), 128, 0)
+
+
+def torchvision_tinies(pixels: NDArray[np.uint8]) -> Start:
+    mend_torchvision()
+    from torchvision.transforms import v2
+
+    steps = [
+        v2.RandomCrop(32, padding=4),
+        v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(TINY.mean, TINY.std),
+    ]
+    return epochs_of(Changed(pixels, v2.Compose(steps)), 128, 0)
+
+
+def epochs_of(data: Dataset[tuple[Tensor, int]], batch: int, workers: int) -> Start:
+    loader = DataLoader(
+        data,
+        batch_size=batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+    return lambda: iter(loader)
+
+
+LOADERS: dict[str, Callable[[Files, int], Start]] = {
+    "vitrail": ours,
+    "torch + Pillow": usual,
+    "timm": timms,
+    "torchvision v2": torchvisions,
+}
+TINY_LOADERS: dict[str, Callable[[NDArray[np.uint8]], Start]] = {  # timm has none for arrays
+    "vitrail": our_tinies,
+    "torch + Pillow": usual_tinies,
+    "torchvision v2": torchvision_tinies,
+}
+
+
+def run(budget: Budget, tick: Tick) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        tick(0.0, f"making {IMAGES} photos")
+        source = make_photos(Path(folder), IMAGES, PHOTOS)
+        makers = {"first epoch": first_epochs, "later epoch": later_epochs}
+        cases = [
+            Case(
+                label=f"photos, {name}",
+                unit="images/s",
+                measure=timed(partial(make, source, WORKERS)),
+                images=IMAGES // 64 * 64,
+            )
+            for name, make in makers.items()
+        ]
+        tiny = timed(partial(tiny_epochs, TINIES))
+        cases.append(Case(label="32 pixels", unit="images/s", measure=tiny, images=TINIES))
+        return {"cases": measure(cases, budget, tick)}
+
+
+def first_epochs(source: Files, workers: int) -> dict[str, Task]:
+    steps = len(source) // 64
+
+    def task(new: Callable[[Files, int], Start]) -> Task:
+        return lambda: epoch(new(source, workers)(), steps)
+
+    return {name: task(new) for name, new in LOADERS.items()}
+
+
+def later_epochs(source: Files, workers: int) -> dict[str, Task]:
+    steps = len(source) // 64
+    return {name: going_on(new(source, workers), steps) for name, new in LOADERS.items()}
+
+
+def tiny_epochs(images: int) -> dict[str, Task]:
+    pixels = np.random.default_rng(0).integers(0, 256, (images, 32, 32, 3), dtype=np.uint8)
+    return {name: going_on(new(pixels), images // 128) for name, new in TINY_LOADERS.items()}
+
+
+def going_on(start: Start, steps: int) -> Task:
+    return lambda: epoch(start(), steps)
+
+
 def epoch(batches: Iterator[object], steps: int) -> None:
     for _ in islice(batches, steps):
         pass
-
-
-def photo_tasks(source: Files, workers: int) -> dict[str, dict[str, Task]]:
-    config = DataConfig(augment=Augment(flip=0.5, scale=0.08), workers=workers, disk_gb=0)
-    paths = [source.root / name for name in source.ids]
-    steps = len(paths) // 64
-
-    def new() -> Loader:
-        return Loader(source, VIEW, config, batch=64, progress=False)
-
-    def theirs_new() -> DataLoader[tuple[Tensor, int]]:
-        data = Photos(paths, source.labels.tolist())
-        return DataLoader(
-            data,
-            batch_size=64,
-            shuffle=True,
-            drop_last=True,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-        )
-
-    ours, theirs = new().training(), theirs_new()
-    return {
-        "first": {
-            "vitrail": lambda: epoch(new().training(), steps),
-            "usual": lambda: epoch(iter(theirs_new()), steps),
-        },
-        "later": {
-            "vitrail": lambda: epoch(ours, steps),
-            "usual": lambda: epoch(iter(theirs), steps),
-        },
-    }
-
-
-def tiny_tasks(images: int) -> dict[str, Task]:
-    pixels = np.random.default_rng(0).integers(0, 256, (images, 32, 32, 3), dtype=np.uint8)
-    config = DataConfig(augment=Augment(flip=0.5, shift=0.125))
-    ours = Loader(Memory(pixels), TINY, config, progress=False).training()
-    theirs = DataLoader(Tinies(pixels), batch_size=128, shuffle=True, drop_last=True)
-    steps = images // 128
-    return {
-        "vitrail": lambda: epoch(ours, steps),
-        "usual": lambda: epoch(iter(theirs), steps),
-    }
 
 
 def make_photos(folder: Path, count: int, photos: Path) -> Files:
@@ -194,50 +305,3 @@ def photo(number: int, found: list[Path]) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "JPEG", quality=95)
     return stream.getvalue()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    workers: int = 2  # processes that read, ours and theirs
-    images: int = 1536  # photos in the set
-    rounds: int = 12  # of a case, at most
-    seconds: float = 60  # for a case; it takes longer only if it has too few rounds by then
-    photos: Path = PHOTOS  # folder of JPEG files to make the set of
-    out: Path = Path(__file__).parent / "results" / "input.json"  # where the numbers go
-    json: bool = False  # print them as JSON
-
-
-def main(settings: Settings) -> None:
-    """Our loader against torch's with Pillow and the usual transforms, in one run."""
-    found = measure(settings)
-    write(settings.out, json.dumps(found, indent=1) + "\n")
-    if settings.json:
-        print(json.dumps(found, indent=1))
-        return
-    for case, row in found.items():
-        ours, usual = row["vitrail_images_per_s"], row["usual_images_per_s"]
-        print(f"{case:<6} {ours:>6} against {usual:>5} images/s", end=": ")
-        print(f"{row['ratio']:>5}x, wanted {row['wanted']}x; halves {row['halves']}")
-
-
-def measure(settings: Settings) -> dict[str, dict[str, object]]:
-    """For each case, images per second of both, and how many times faster we are."""
-    found: dict[str, dict[str, object]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        source = make_photos(Path(folder), settings.images, settings.photos)
-        cases = {**photo_tasks(source, settings.workers), "tiny": tiny_tasks(TINIES)}
-        for case, tasks in cases.items():
-            row = compare(interleave(tasks, settings.rounds, settings.seconds))["usual"]
-            count = TINIES if case == "tiny" else settings.images // 64 * 64
-            found[case] = {
-                "usual_images_per_s": round(count / row.median),
-                "vitrail_images_per_s": round(count / row.median * row.ratio),
-                "ratio": round(row.ratio, 2),
-                "halves": [round(half, 2) for half in row.halves],
-                "wanted": WANTED[case],
-            }
-    return found
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Settings))

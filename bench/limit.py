@@ -7,6 +7,7 @@ import torch
 
 from vitrail.model.config import ViTConfig
 
+LIMIT = "limit"  # the contender that is no peer
 Product = tuple[int, int, int, int]  # how many, and rows, inner length, columns of each
 
 

@@ -1,51 +1,59 @@
-"""Loading a B/16 from a file: seconds and peak memory, against timm's own load of the same file."""
+"""Loading a B/16 from a file, ours and by the library whose layout it is: seconds, peak memory."""
 
-import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-REPEATS = 5
-LAYOUTS = ("timm", "huggingface", "torchvision", "google")
+from bench.alone import ask, forget_peak, resident
+from bench.measure import Budget, Case, Tick, Times, measure
+
+MODEL = "B/16"
+ROUNDS = 3  # processes of each contender in a repeat; they take turns
+OWNERS = {  # of a layout: who loads it beside us
+    "timm": ["timm"],
+    "huggingface": ["transformers"],
+    "torchvision": ["torchvision"],
+    "google": [],
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="B/16")
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+def run(budget: Budget, tick: Tick) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [sys.executable, "-m", "bench.load", "make", asked.model, folder], check=True
-        )
-        runs = [("vitrail", layout) for layout in LAYOUTS] + [("timm", "timm")]
-        found: dict[tuple[str, str], list[dict[str, float]]] = {run: [] for run in runs}
-        for _ in range(asked.repeats):
-            for who, layout in runs:
-                command = [sys.executable, "-W", "ignore", "-m", "bench.load", who, layout, folder]
-                done = subprocess.run(command, check=True, capture_output=True, text=True)
-                found[who, layout].append(json.loads(done.stdout.splitlines()[-1]))
-    rows = [summary(who, layout, answers) for (who, layout), answers in found.items()]
-    if asked.json:
-        print(json.dumps(rows, indent=1))
-        return
-    titles = ("who", "layout", "file MB", "load s", "first answer s", "memory / file")
-    print("{:<10}{:<14}{:>9}{:>9}{:>16}{:>15}".format(*titles))
-    for row in rows:
-        print(
-            f"{row['who']:<10}{row['layout']:<14}{row['megabytes']:>9.0f}{row['seconds']:>9.3f}"
-            f"{row['answered']:>16.3f}{row['memory']:>15.2f}"
-        )
+        tick(0.0, f"{MODEL} in every layout")
+        ask("bench.load", "make", MODEL, folder)
+        answers: dict[str, dict[str, list[float]]] = {}
+        cases = []
+        for layout in OWNERS:
+            words = f"{MODEL}, {layout} layout"
+            times = partial(seconds, layout, folder, answers)
+            cases.append(Case(label=f"{words}, load", unit="s", measure=times))
+            peaks = partial(answers_of, layout, answers)
+            cases.append(Case(label=f"{words}, peak over file", unit="x", measure=peaks))
+        return {"cases": measure(cases, budget, tick)}
 
 
-def summary(who: str, layout: str, answers: list[dict[str, float]]) -> dict[str, object]:
-    middle = {key: median(one[key] for one in answers) for key in answers[0]}
-    return {"who": who, "layout": layout, **middle}
+def seconds(
+    layout: str, folder: str, answers: dict[str, dict[str, list[float]]], budget: Budget
+) -> Times:
+    """Seconds of each contender; the memory they took on the way goes into `answers`."""
+    contenders = ["vitrail", *OWNERS[layout]]
+    found: dict[str, list[float]] = {who: [] for who in contenders}
+    memory: dict[str, list[float]] = {who: [] for who in contenders}
+    for _ in range(min(ROUNDS, budget.rounds)):
+        for who in contenders:
+            answer = ask("bench.load", who, layout, folder)
+            found[who].append(answer["seconds"])
+            memory[who].append(answer["memory"])
+    answers[layout] = memory
+    return found
+
+
+def answers_of(layout: str, answers: dict[str, dict[str, list[float]]], budget: Budget) -> Times:
+    return answers[layout]
 
 
 def make(model: str, folder: Path) -> None:
@@ -68,48 +76,50 @@ def make(model: str, folder: Path) -> None:
     np.savez(folder / "google.npz", **google_arrays(made, "original"))
 
 
-def measure(who: str, layout: str, folder: Path) -> None:
+def load(who: str, path: Path) -> tuple[float, Any]:
+    """When the loading began, imports not counted, and the model."""
+    if who == "vitrail":
+        from vitrail.zoo.load import load as ours
+
+        return time.perf_counter(), ours(path).model
+    from bench.peers import mend_torchvision
+
+    mend_torchvision()
+    if who == "timm":
+        import timm
+
+        return time.perf_counter(), timm.create_model(f"local-dir:{path}", pretrained=True)
+    if who == "transformers":
+        from transformers import ViTForImageClassification
+
+        return time.perf_counter(), ViTForImageClassification.from_pretrained(path)
+    import torch
+    from torchvision.models import vit_b_16
+
+    start, model = time.perf_counter(), vit_b_16()
+    model.load_state_dict(torch.load(path, weights_only=True))
+    return start, model
+
+
+def measure_one(who: str, layout: str, folder: Path) -> None:
     """One load in a fresh process; memory counts above the process after `import torch`."""
     import torch
 
-    from bench.alone import resident
-
     path = folder / layout
     path = path if path.is_dir() else next(folder.glob(f"{layout}.*"))
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = resident("VmRSS")
-    if who == "timm":
-        from bench.peers import mend_torchvision
-
-        mend_torchvision()
-        import timm
-
-        start = time.perf_counter()
-        model = timm.create_model(f"local-dir:{path}", pretrained=True)
-    else:
-        from vitrail.zoo.load import load
-
-        start = time.perf_counter()
-        model = load(path).model
+    before = forget_peak()
+    start, model = load(who, path)
     loaded = time.perf_counter()
     peak = resident("VmHWM") - before
     with torch.inference_mode():
         model(torch.zeros(1, 3, 224, 224))
-    file = path / "model.safetensors" if path.is_dir() else path
-    size = file.stat().st_size / 2**20
-    answer = {
-        "seconds": loaded - start,
-        "answered": time.perf_counter() - start,
-        "megabytes": size,
-        "memory": peak / size,
-    }
-    print(json.dumps(answer))
+    size = (path / "model.safetensors" if path.is_dir() else path).stat().st_size / 2**20
+    print(json.dumps({"seconds": loaded - start, "memory": peak / size}))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[1] == "make":
+    if sys.argv[1] == "make":
         make(sys.argv[2], Path(sys.argv[3]))
-    elif len(sys.argv) == 4 and sys.argv[1] in ("vitrail", "timm"):
-        measure(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+        print("{}")
     else:
-        main()
+        measure_one(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

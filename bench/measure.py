@@ -1,49 +1,96 @@
-"""Interleaved rounds, and what they say: medians, spreads, ratios, and whether to believe them."""
+"""Interleaved rounds in two repeats, and what they say: medians, spreads, ratios, and doubts."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median, quantiles
+from dataclasses import asdict, dataclass
+from statistics import mean, median, quantiles
 from time import perf_counter
+from typing import Any
 
+REPEATS = 2  # of all cases of a bench, one after the other: minutes lie between those of a case
 TURN = 0.1  # seconds: a shorter task is called several times in a row, and the mean counts
-FEWEST = 8  # rounds of a case, however long they take
-RESOLUTION = 0.05  # two halves of a run may differ by that much, and no more
+FEWEST = 3  # rounds of a case in a repeat, however long they take
+NOTICED, RESOLUTION = 0.01, 0.05  # ratios that differ by less are equal, by more are not
+
+Task = Callable[[], object]
+Tick = Callable[[float, str], object]  # told the share that is done, and what is done now
+Times = Mapping[str, Sequence[float]]  # of each contender, one number for each round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long a case may take in each repeat."""
+
+    rounds: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    label: str
+    unit: str  # of the numbers on paper: ms, s, MB, images/s
+    measure: Callable[[Budget], Times]
+    images: int = 0  # in one call of a task; for images/s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One contender in one case."""
 
-    median: float  # seconds
-    best: float  # seconds of its fastest round: a second witness on a busy machine
-    ratio: float  # its time over ours, round by round: above 1 it is slower than we are
-    spread: float  # of the ratio, from quartile to quartile, within each half of the rounds
-    halves: tuple[float, float]  # the ratio in the first and in the second half of the rounds
+    median: float  # seconds or megabytes
+    best: float  # in its fastest round: a second witness on a busy machine
+    ratio: float  # its number over ours, round by round: above 1 it is slower or larger than ours
+    spread: float  # of the ratio, from quartile to quartile, within a repeat
+    repeats: tuple[float, ...]  # the ratio in each repeat
 
     @property
     def steady(self) -> bool:
-        """Whether both halves agree within the spread, and within what we want to tell apart."""
-        return abs(self.halves[0] - self.halves[1]) <= min(self.spread, RESOLUTION)
+        """Whether the repeats agree within the spread, and within what we want to tell apart."""
+        apart = max(self.repeats) - min(self.repeats)
+        allowed = max(self.spread, NOTICED * self.ratio)
+        return apart <= min(allowed, RESOLUTION * self.ratio)
 
 
-def interleave(
-    tasks: Mapping[str, Callable[[], object]],
-    rounds: int,
-    seconds: float,
-    tick: Callable[[float], object] = lambda share: None,
-) -> dict[str, list[float]]:
+def measure(cases: Sequence[Case], budget: Budget, tick: Tick) -> list[dict[str, Any]]:
+    """Goes through all cases, and then through all of them again."""
+    found: dict[str, list[Times]] = {case.label: [] for case in cases}
+    for repeat in range(REPEATS):
+        for number, case in enumerate(cases):
+            done = (repeat * len(cases) + number) / (REPEATS * len(cases))
+            tick(done, case.label)
+            found[case.label].append(case.measure(budget))
+    tick(1.0, "")
+    return [
+        {
+            "label": case.label,
+            "unit": case.unit,
+            "images": case.images,
+            "rows": {name: plain(row) for name, row in compare(found[case.label]).items()},
+        }
+        for case in cases
+    ]
+
+
+def plain(row: Row) -> dict[str, Any]:
+    return asdict(row) | {"steady": row.steady}
+
+
+def timed(tasks: Callable[[], Mapping[str, Task]]) -> Callable[[Budget], Times]:
+    """The measurement of a case whose tasks are made anew for each repeat."""
+    return lambda budget: interleave(tasks(), budget)
+
+
+def interleave(tasks: Mapping[str, Task], budget: Budget) -> dict[str, list[float]]:
     """Seconds of a call of each task, once per round, each round in another order.
 
-    Ends after that many rounds or seconds, whichever comes first, but not before `FEWEST` rounds.
+    Ends after the budget's rounds or seconds, whichever come first, but not before `FEWEST` rounds.
     """
+    start = perf_counter()
     calls = {name: warm_up(task) for name, task in tasks.items()}
     times: dict[str, list[float]] = {name: [] for name in tasks}
-    order, luck, start = list(tasks), random.Random(0), perf_counter()
-    for done in range(rounds):
-        share = max(done / rounds, min(done / FEWEST, (perf_counter() - start) / seconds))
-        tick(share)
-        if share >= 1:
+    order, luck = list(tasks), random.Random(0)
+    for done in range(budget.rounds):
+        if done >= FEWEST and perf_counter() - start >= budget.seconds:
             break
         luck.shuffle(order)
         for name in order:
@@ -51,36 +98,42 @@ def interleave(
     return times
 
 
-def warm_up(task: Callable[[], object]) -> int:
-    """Calls the task twice, and says how many calls fill a turn."""
-    task()
+def warm_up(task: Task) -> int:
+    """Calls the task, twice if it is quick, and says how many calls fill a turn."""
+    if time(task, 1) >= TURN:
+        return 1
     return max(1, round(TURN / time(task, 1)))
 
 
-def time(task: Callable[[], object], calls: int) -> float:
+def time(task: Task, calls: int) -> float:
     start = perf_counter()
     for _ in range(calls):
         task()
     return (perf_counter() - start) / calls
 
 
-def compare(times: Mapping[str, Sequence[float]], ours: str = "vitrail") -> dict[str, Row]:
+def compare(repeats: Sequence[Times], ours: str = "vitrail") -> dict[str, Row]:
     """Each contender against ours. Ratios are taken within a round: what slows one slows all."""
     rows = {}
-    for name, seconds in times.items():
-        ratios = [theirs / own for theirs, own in zip(seconds, times[ours], strict=True)]
-        middle = len(ratios) // 2
-        halves = ratios[:middle], ratios[middle:]
+    for name in repeats[0]:
+        ratios = [
+            [theirs / own for theirs, own in zip(times[name], times[ours], strict=True)]
+            for times in repeats
+        ]
+        numbers = [number for times in repeats for number in times[name]]
         rows[name] = Row(
-            median=median(seconds),
-            best=min(seconds),
-            ratio=median(ratios),
-            spread=(between_quartiles(halves[0]) + between_quartiles(halves[1])) / 2,
-            halves=(median(halves[0]), median(halves[1])),
+            median=median(numbers),
+            best=min(numbers),
+            ratio=median(ratio for repeat in ratios for ratio in repeat),
+            spread=mean(between_quartiles(repeat) for repeat in ratios),
+            repeats=tuple(median(repeat) for repeat in ratios),
         )
     return rows
 
 
 def between_quartiles(numbers: Sequence[float]) -> float:
+    """Of fewer than three numbers, the distance of all."""
+    if len(numbers) < 3:
+        return max(numbers) - min(numbers)
     low, _, high = quantiles(numbers, n=4)
     return high - low

@@ -23,6 +23,7 @@ def timm(config: ViTConfig) -> nn.Module:
     return VisionTransformer(
         img_size=config.size,
         patch_size=config.patch,
+        in_chans=config.channels,
         num_classes=config.classes,
         embed_dim=config.width,
         depth=config.depth,
@@ -38,6 +39,7 @@ def hugging_face(config: ViTConfig) -> nn.Module:
     settings = Settings(
         image_size=config.size,
         patch_size=config.patch,
+        num_channels=config.channels,
         num_labels=config.classes,
         hidden_size=config.width,
         num_hidden_layers=config.depth,
@@ -56,6 +58,7 @@ def vit_pytorch(config: ViTConfig) -> nn.Module:
     return Peer(
         image_size=config.size,
         patch_size=config.patch,
+        channels=config.channels,
         num_classes=config.classes,
         dim=config.width,
         depth=config.depth,

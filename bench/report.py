@@ -1,19 +1,42 @@
-"""Results on paper: what was measured on which machine, as JSON, a table and a plot."""
+"""Results on paper: what was measured on which machine, as JSON, a table and a plot.
+
+    python -m bench.report [NAME ...]
+
+makes table and plot of each JSON in bench/results again, and prints the tables for README.
+"""
 
 import io
+import json
 import platform
 import subprocess
-from importlib.metadata import version
+import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-LIMIT = "limit"  # the contender that is no peer
-PACKAGES = ("torch", "timm", "transformers", "vit-pytorch", "torchvision", "vitrail")
+from bench import curves, runtime
+from bench.alone import ROOT
+from bench.limit import LIMIT
+from vitrail.errors import UserError
+from vitrail.files import write
 
-LEGEND = (
-    "Milliseconds, median of interleaved rounds. In brackets: that time over ours, round by round, "
-    "± half the distance of its quartiles; above 1 it is slower than we are. "
-    "`limit`: the same matrix products alone."
+RESULTS = ROOT / "bench" / "results"
+PACKAGES = (
+    "torch",
+    "timm",
+    "transformers",
+    "vit-pytorch",
+    "torchvision",
+    "onnxruntime",
+    "scikit-learn",
+    "vitrail",
+)
+SCALES = {"ms": 1e3, "s": 1.0, "MB": 1.0, "x": 1.0}
+WORDS = {"ms": "milliseconds", "s": "seconds", "MB": "megabytes", "x": "times the file's size"}
+
+RATIO = (
+    "In brackets: {what} over ours, round by round, ± half the distance of its quartiles; "
+    "above 1 {worse}."
 )
 
 
@@ -25,33 +48,54 @@ def surroundings(threads: int) -> dict[str, Any]:
             cpu = line.partition(":")[2].strip()
     return {
         "machine": {"cpu": cpu, "threads": threads, "system": platform.system()},
-        "versions": {"python": platform.python_version()}
-        | {package: version(package) for package in PACKAGES},
+        "versions": versions(),
         "commit": git("rev-parse", "--short", "HEAD")
         + ("+" if git("status", "--porcelain", "vitrail", "bench/*.py") else ""),
     }
 
 
+def versions() -> dict[str, str]:
+    """Of Python, and of all the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # a bench without peers needs none
+    return found
+
+
 def git(*words: str) -> str:
     return subprocess.run(
-        ["git", *words], check=True, capture_output=True, text=True
+        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.strip()
+
+
+def keep(result: dict[str, Any], folder: Path) -> str:
+    """Writes JSON, table and plot of a result, and gives the table."""
+    page = table(result)
+    name = result["name"]
+    write(folder / f"{name}.json", json.dumps(result, indent=1) + "\n")
+    write(folder / f"{name}.md", page)
+    write(folder / f"{name}.svg", plot(result))
+    return page
 
 
 def table(result: dict[str, Any]) -> str:
     """The Markdown that stands in README."""
-    contenders = list(result["cases"][0]["rows"])
+    if "sets" in result:
+        return "\n".join([curves.table(result), "", footer(result), ""])
+    contenders = list(dict.fromkeys(name for case in result["cases"] for name in case["rows"]))
     lines = [header(result["name"], contenders)]
     for case in result["cases"]:
-        cells = [cell(row, name) for name, row in case["rows"].items()]
+        cells = [
+            cell(case, name, case["rows"][name]) if name in case["rows"] else ""
+            for name in contenders
+        ]
         lines.append(f"| {case['label']} | {' | '.join(cells)} |")
-    peers = [name for name in contenders if name != LIMIT]
-    lines += ["", LEGEND, "", header("alone in a fresh process", peers)]
-    for case in result["alone"]:
-        cells = [f"{case['rows'][peer]['megabytes']:.1f} MB" for peer in peers]
-        lines.append(f"| peak memory, {case['label']} | {' | '.join(cells)} |")
-    cells = [f"{result['alone'][0]['rows'][peer]['seconds']:.1f} s" for peer in peers]
-    lines.append(f"| start to first answer, {result['alone'][0]['label']} | {' | '.join(cells)} |")
+    lines += ["", legend(result, contenders)]
+    for where in result.get("where", []):
+        lines += ["", shares_table(where)]
     return "\n".join([*lines, "", footer(result), "", noise(result), ""])
 
 
@@ -59,62 +103,118 @@ def header(title: str, columns: list[str]) -> str:
     return f"| {title} | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}"
 
 
-def cell(row: dict[str, Any], name: str) -> str:
-    milliseconds = row["median"] * 1e3
-    time = f"{milliseconds:.1f}" if milliseconds < 100 else f"{milliseconds:.0f}"
+def cell(case: dict[str, Any], name: str, row: dict[str, Any]) -> str:
+    if case["unit"] == "images/s":
+        shown = number(case["images"] / row["median"])
+    else:
+        shown = number(row["median"] * SCALES[case["unit"]])
     if name == "vitrail":
-        return time
-    return f"{time} ({row['ratio']:.2f} ± {row['spread'] / 2:.2f})"
+        return shown
+    return f"{shown} ({row['ratio']:.2f} ± {row['spread'] / 2:.2f})"
+
+
+def number(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def legend(result: dict[str, Any], contenders: list[str]) -> str:
+    units = list(dict.fromkeys(case["unit"] for case in result["cases"]))
+    told = " or ".join(WORDS.get(unit, "images per second") for unit in units)
+    what, worse = ("their time", "they are slower than we are")
+    if units == ["MB"]:
+        what, worse = ("their memory", "they need more than we do")
+    words = [f"{told[0].upper()}{told[1:]}, medians of two interleaved repeats."]
+    words.append(RATIO.format(what=what, worse=worse))
+    if LIMIT in contenders:
+        words.append("`limit`: the same matrix products alone.")
+    if runtime.NAME in contenders:
+        words.append("`onnxruntime`: our model exported, as a runtime; the others are eager torch.")
+    return " ".join([*words, result["note"]] if "note" in result else words)
+
+
+def shares_table(where: dict[str, Any]) -> str:
+    """Where the time of a step goes."""
+    peers = list(where["rows"])
+    lines = [header(f"where a step's time goes: {where['label']}", peers)]
+    for group in where["rows"][peers[0]]:
+        cells = [f"{where['rows'][peer][group]:.1%}" for peer in peers]
+        lines.append(f"| {group} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def footer(result: dict[str, Any]) -> str:
-    machine, versions = result["machine"], result["versions"]
-    used = ", ".join(f"{name} {number}" for name, number in versions.items())
-    return f"{machine['cpu']}, {machine['threads']} threads; {used}; commit {result['commit']}."
+    machine, used = result["machine"], result["versions"]
+    told = ", ".join(f"{name} {number}" for name, number in used.items())
+    return f"{machine['cpu']}, {machine['threads']} threads; {told}; commit {result['commit']}."
 
 
 def noise(result: dict[str, Any]) -> str:
     """Which numbers not to believe."""
     loose = [
-        f"{name} in {case['label']} ({row['halves'][0]:.2f} and {row['halves'][1]:.2f})"
+        f"{name} in {case['label']} ({' and '.join(f'{r:.2f}' for r in row['repeats'])})"
         for case in result["cases"]
         for name, row in case["rows"].items()
         if not row["steady"]
     ]
     if not loose:
-        return "Both halves of every run agree within its spread."
-    return f"The machine was too noisy: the halves of a run disagree for {', '.join(loose)}."
+        return "Both repeats agree within the spread."
+    return f"The machine was too noisy: the two repeats disagree for {', '.join(loose)}."
 
 
 def plot(result: dict[str, Any]) -> str:
-    """Bars of every contender's time over ours, as SVG."""
+    """Bars of every contender's number over ours, as SVG; or the curves of an accuracy."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "vitrail"  # the same numbers give the same file
     from matplotlib import pyplot
 
+    figure = curves.plot(result) if "sets" in result else bars(result)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    return text.getvalue()
+
+
+def bars(result: dict[str, Any]) -> Any:
+    from matplotlib import pyplot
+
     cases = result["cases"]
-    names = [name for name in cases[0]["rows"] if name != "vitrail"]
+    names = list(dict.fromkeys(name for case in cases for name in case["rows"]))
+    names.remove("vitrail")
     figure, axes = pyplot.subplots(figsize=(8, 0.8 + 0.8 * len(cases)), layout="constrained")
-    high = 0.8 / len(names)
+    high = 0.8 / max(1, len(names))
     for i, name in enumerate(names):
-        rows = [case["rows"][name] for case in cases]
+        placed = [(j, case["rows"][name]) for j, case in enumerate(cases) if name in case["rows"]]
         axes.barh(
-            [j + (i - len(names) / 2 + 0.5) * high for j in range(len(cases))],
-            [row["ratio"] for row in rows],
+            [j + (i - len(names) / 2 + 0.5) * high for j, _ in placed],
+            [row["ratio"] for _, row in placed],
             high,
-            xerr=[row["spread"] / 2 for row in rows],
+            xerr=[row["spread"] / 2 for _, row in placed],
             error_kw={"elinewidth": 0.8},
             color="lightgrey" if name == LIMIT else f"C{i}",
+            hatch="//" if name == runtime.NAME else None,
             label=name,
         )
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(cases)), [case["label"] for case in cases])
     axes.invert_yaxis()
-    axes.set_xlabel(f"{result['name']}: time over vitrail's (right of the line: slower)")
-    figure.legend(loc="outside upper center", ncols=len(names), frameon=False)
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
-    return text.getvalue()
+    more = "larger" if {case["unit"] for case in cases} == {"MB"} else "slower"
+    axes.set_xlabel(f"{result['name']}: over vitrail's (right of the line: {more})")
+    figure.legend(loc="outside upper center", ncols=max(1, len(names)), frameon=False)
+    return figure
+
+
+def main(names: list[str]) -> None:
+    for path in [RESULTS / f"{name}.json" for name in names] or sorted(RESULTS.glob("*.json")):
+        if not path.is_file():
+            raise UserError(f"there is no {path.name}; make it with python -m bench {path.stem}")
+        print(keep(json.loads(path.read_text()), RESULTS))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,15 +1,48 @@
-"""Training steps: forward, backward and the same optimizer for all."""
+"""Training steps: forward, backward and the same optimizer for all; and where their time goes."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from bench.inference import label
+from bench.limit import LIMIT, limit
+from bench.measure import Budget, Case, Task, Tick, measure, timed
 from bench.peers import PEERS
+from bench.shares import shares
 from vitrail.model.config import ViTConfig
+from vitrail.zoo.presets import preset
 
 CASES = [("Mini/4", 128), ("Ti/16", 8)]
-ALONE = CASES  # each peer in a process of its own, for memory and start-up
+
+
+def run(budget: Budget, tick: Tick) -> dict[str, Any]:
+    cases = [
+        Case(label=label(name, batch), unit="ms", measure=timed(partial(tasks, name, batch)))
+        for name, batch in CASES
+    ]
+    found = measure(cases, budget, tick)
+    where = []
+    for (name, batch), case in zip(CASES, found, strict=True):
+        tick(1.0, f"{case['label']}, where the time goes")
+        rows = {peer: shares(prepare(peer, preset(name), batch)) for peer in fastest(case["rows"])}
+        where.append({"label": case["label"], "rows": rows})
+    return {"cases": found, "where": where}
+
+
+def tasks(name: str, batch: int) -> dict[str, Task]:
+    config = preset(name)
+    torch.manual_seed(0)
+    peers = {peer: prepare(peer, config, batch) for peer in PEERS}
+    return {**peers, LIMIT: limit(config, batch, training=True)}
+
+
+def fastest(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Ours, and the fastest of the others, if there are others."""
+    others = [peer for peer in PEERS if peer != "vitrail"]
+    return ["vitrail", *sorted(others, key=lambda peer: rows[peer]["ratio"])[:1]]
 
 
 def prepare(peer: str, config: ViTConfig, batch: int) -> Callable[[], object]:

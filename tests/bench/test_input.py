@@ -1,11 +1,16 @@
-"""The input bench: both sides deliver the batches they are timed for."""
+"""The input bench: every side delivers the batches it is timed for."""
 
 from pathlib import Path
 
+import pytest
 import torch
 
-from bench.input import TINY, VIEW, Photos, Tinies, make_photos, photo_tasks, tiny_tasks
+from bench import input as bench
+from bench.input import TINY, VIEW, Photos, Tinies, make_photos
+from bench.measure import Budget
 from vitrail.data.image import load_image
+
+WITHOUT_PEERS = ("vitrail", "torch + Pillow")
 
 
 def test_photos_are_as_large_as_imagenets(tmp_path):
@@ -24,8 +29,15 @@ def test_the_usual_way_gives_normalised_images(tmp_path):
     assert torch.allclose(tiny[:, 0, 0], -torch.tensor(TINY.mean) / torch.tensor(TINY.std))
 
 
-def test_every_task_runs(tmp_path):
-    cases = photo_tasks(make_photos(tmp_path, 64, Path("nowhere")), workers=0)
-    for tasks in [*cases.values(), tiny_tasks(128)]:
-        for task in tasks.values():
-            task()
+@pytest.mark.slow
+def test_every_case_is_measured_in_images_per_second(monkeypatch):
+    for table in ("LOADERS", "TINY_LOADERS"):
+        kept = {name: new for name, new in getattr(bench, table).items() if name in WITHOUT_PEERS}
+        monkeypatch.setattr(bench, table, kept)
+    monkeypatch.setattr(bench, "IMAGES", 64)
+    monkeypatch.setattr(bench, "TINIES", 128)
+    monkeypatch.setattr(bench, "WORKERS", 0)
+    monkeypatch.setattr(bench, "PHOTOS", Path("nowhere"))
+    cases = bench.run(Budget(rounds=1, seconds=0.1), lambda share, words: None)["cases"]
+    assert [case["images"] for case in cases] == [64, 64, 128]
+    assert all(tuple(case["rows"]) == WITHOUT_PEERS for case in cases)

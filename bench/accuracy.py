@@ -1,0 +1,158 @@
+"""Accuracy over time: our default against every peer's model and recipe in the same minutes.
+
+Every entry is one training in a process of its own that leaves one JSON file in the work folder;
+finished ones are not repeated.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.alone import ROOT
+from bench.measure import Tick
+from bench.recipes import RATES, RECIPES
+from vitrail.errors import UserError
+from vitrail.files import write
+
+OURS = "vitrail"
+LESS = (0.5, 0.25)  # parts of the minutes in which ours is run too, with one seed
+# threads that wait for each other sleep instead of spinning: `vitrail train` wants it so on a
+# shared machine, and what holds for us holds for all
+ENVIRONMENT = {"GOMP_SPINCOUNT": "0"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    minutes: float = 10  # accuracy: of training for each entry
+    set: tuple[str, ...] = ("cifar10", "fashion-mnist")  # accuracy: built-in sets
+    seeds: int = 3  # accuracy: runs of ours
+    work: Path = Path("runs/bench-accuracy")  # accuracy: folder of finished entries
+
+    def __post_init__(self) -> None:
+        if not self.minutes > 0 or self.seeds < 1 or not self.set:
+            raise UserError(
+                f"{self.minutes:g} minutes, {self.seeds} seeds, {len(self.set)} sets; "
+                f"give more than 0 of each"
+            )
+
+    @property
+    def total(self) -> float:
+        """Minutes of all entries together, but for looks and tests."""
+        return sum(entry.minutes for entry in self.entries())
+
+    def entries(self) -> list["Entry"]:
+        found = []
+        for data in self.set:
+            ours = [(seed, self.minutes) for seed in range(self.seeds)]
+            ours += [(0, part * self.minutes) for part in LESS]
+            for seed, minutes in ours:
+                found.append(Entry(data=data, who=OURS, minutes=minutes, seed=seed))
+            for who, recipe in RECIPES.items():
+                for lr in sorted({recipe.lr, *RATES}):
+                    found.append(Entry(data=data, who=who, minutes=self.minutes, lr=lr))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    data: str
+    who: str
+    minutes: float
+    seed: int = 0
+    lr: float | None = None  # None for ours, which chooses itself
+
+    def __str__(self) -> str:
+        last = f"seed {self.seed}" if self.lr is None else f"rate {self.lr:g}"
+        return f"{self.data}, {self.who}, {self.minutes:g} min, {last}"
+
+    @property
+    def file(self) -> str:
+        return f"{self}.json".replace(", ", "_").replace(" ", "-")
+
+
+def run(contest: Contest, tick: Tick) -> dict[str, Any]:
+    work = contest.work.absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    sets: dict[str, list[dict[str, Any]]] = {data: [] for data in contest.set}
+    before = 0.0
+    for entry in contest.entries():
+        share = entry.minutes / contest.total
+
+        def follow(part: float, entry: Entry = entry, before: float = before) -> None:
+            tick(before + min(1.0, part) * entry.minutes / contest.total, str(entry))
+
+        path = work / entry.file
+        if not path.is_file():
+            (ours if entry.who == OURS else theirs)(entry, path, follow)
+        sets[entry.data].append(json.loads(path.read_text()))
+        before += share
+    return {"minutes": contest.minutes, "sets": sets}
+
+
+def ours(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
+    """What anybody gets: `vitrail train SET --minutes M`; the clock is that of its journal."""
+    from vitrail.model.config import ViTConfig
+    from vitrail.model.cost import parameters
+    from vitrail.run.journal import read_journal
+    from vitrail.run.recipe import build, read_recipe
+
+    folder = path.with_suffix("")
+    shutil.rmtree(folder, ignore_errors=True)  # of an entry that was interrupted
+    words = ["vitrail", "train", entry.data, "--minutes", f"{entry.minutes:g}"]
+    perform([*words, "--seed", str(entry.seed), "--out", str(folder)], entry, path, follow)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    recipe = read_recipe(folder / "recipe.toml")
+    looks = [
+        [line["seconds"], line["val_accuracy"]]
+        for line in read_journal(folder / "journal.jsonl")
+        if line["kind"] == "epoch" and line["val_accuracy"] is not None
+    ]
+    result = {
+        "who": OURS,
+        "lr": recipe["train"]["lr"],
+        "seed": entry.seed,
+        "minutes": entry.minutes,
+        "parameters": parameters(build(ViTConfig, recipe["vit"])),
+        "batch": recipe["train"]["batch"],
+        "steps": metrics["steps"],
+        "seconds": metrics["seconds"],
+        "curve": looks,
+        "val": metrics["val"]["accuracy"],
+        "test": metrics["test"]["accuracy"],
+    }
+    write(path, json.dumps(result, indent=1) + "\n")
+
+
+def theirs(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
+    lesson = asdict(entry)
+    lesson["peer"] = lesson.pop("who")
+    perform(["bench.pupil", json.dumps(lesson), str(path)], entry, path, follow)
+
+
+def perform(words: list[str], entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
+    """Runs a module to its end; what it says goes into a log beside the result."""
+    log, start = path.with_suffix(".log"), time.monotonic()
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", *words],
+            env=os.environ | ENVIRONMENT,
+            cwd=ROOT,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while process.poll() is None:
+                follow((time.monotonic() - start) / (60 * entry.minutes))
+                time.sleep(0.5)
+        finally:
+            process.terminate()
+            process.wait()
+    if process.returncode:
+        raise UserError(f"{entry} failed with code {process.returncode}; {log} says why")

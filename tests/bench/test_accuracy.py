@@ -1,0 +1,157 @@
+"""The contest of accuracies: who takes part, that nothing is done twice, and what is told of it."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from bench import accuracy, pupil
+from bench.accuracy import Contest, Entry
+from bench.curves import plot, reached, table
+from bench.pupil import Lesson, teach
+from bench.recipes import RATES, RECIPES, Recipe, rate
+from bench.report import plot as svg
+from vitrail.data.config import Augment
+from vitrail.errors import UserError
+
+
+def test_every_peer_runs_as_published_and_at_every_rate():
+    entries = Contest(minutes=8, set=("digits",), seeds=2).entries()
+    for who, recipe in RECIPES.items():
+        assert {e.lr for e in entries if e.who == who} == {recipe.lr, *RATES}
+    ours = [(e.seed, e.minutes) for e in entries if e.who == "vitrail"]
+    assert ours == [(0, 8), (1, 8), (0, 4), (0, 2)]
+    assert len({entry.file for entry in entries}) == len(entries)
+
+
+@pytest.mark.parametrize("wrong", [{"minutes": 0}, {"seeds": 0}, {"set": ()}])
+def test_a_contest_of_nothing_is_refused(wrong):
+    with pytest.raises(UserError, match="more than 0"):
+        Contest(**wrong)
+
+
+def made(who, lr=1e-3, val=0.5, minutes=2.0, published=True, seed=0):
+    curve = [[30 * i, val * i / 4] for i in range(1, 5)]
+    return {
+        "who": who,
+        "published": published,
+        "lr": lr,
+        "seed": seed,
+        "minutes": minutes,
+        "parameters": 1000,
+        "origin": f"where {who} is from",
+        "curve": curve,
+        "val": val,
+        "test": val - 0.01,
+    }
+
+
+def result():
+    entries = [made("vitrail", val=0.8), made("vitrail", val=0.9, seed=1)]
+    entries += [made("vitrail", val=0.7, minutes=1.0)]
+    entries += [made("seeds", val=0.4), made("timm", val=0.5)]
+    entries += [made("timm", lr=3e-3, val=0.6, published=False)]
+    place = {"machine": {"cpu": "a processor", "threads": 2}, "versions": {}, "commit": "abc"}
+    return {"name": "accuracy", "minutes": 2.0, "sets": {"digits": entries}, **place}
+
+
+def test_finished_entries_are_not_repeated(tmp_path, monkeypatch):
+    done = []
+
+    def perform(entry, path, follow):
+        follow(0.5)
+        done.append(str(entry))
+        path.write_text(json.dumps(made(entry.who)))
+
+    monkeypatch.setattr(accuracy, "ours", perform)
+    monkeypatch.setattr(accuracy, "theirs", perform)
+    contest = Contest(minutes=1, set=("digits",), seeds=1, work=tmp_path)
+    shares = []
+    for _ in range(2):
+        found = accuracy.run(contest, lambda share, words: shares.append(share))
+    assert len(done) == len(set(done)) == len(contest.entries()) == len(found["sets"]["digits"])
+    assert shares == sorted(shares) and 0 < shares[0] < shares[-1] < 1
+
+
+def test_an_entry_that_fails_is_told_with_its_log(tmp_path):
+    entry = Entry(data="digits", who="nobody", minutes=1, lr=1e-3)
+    with pytest.raises(UserError, match=r"code 1; .*\.log says why"):
+        accuracy.perform(["bench.nothing"], entry, tmp_path / entry.file, lambda share: None)
+
+
+def test_table_has_ours_with_spread_and_the_peers_twice():
+    page = table(result())
+    assert "| digits, 2 min | parameters | rate | test accuracy | seconds to 60.0% " in page
+    assert "| vitrail | 1,000 | 0.001 | 84.0% (79.0% to 89.0%, 2 seeds) |" in page
+    assert "| vitrail in 1 min | 1,000 | 0.001 | 69.0% |" in page
+    assert "| timm, published | 1,000 | 0.001 | 49.0% | not reached |" in page
+    assert "| timm, best rate | 1,000 | 0.003 | 59.0% | 120 |" in page
+    assert "where timm is from" in page
+
+
+def test_best_rate_is_chosen_on_validation_images():
+    found = result()
+    found["sets"]["digits"][-1]["test"] = 0.1  # whatever the test says
+    assert "| timm, best rate | 1,000 | 0.003 | 10.0% |" in table(found)
+
+
+def test_level_is_reached_between_two_looks():
+    curve = [[10, 0.2], [20, 0.4], [30, 0.3]]
+    assert reached(curve, 0.3) == pytest.approx(15)
+    assert reached(curve, 0.1) == 10
+    assert reached(curve, 0.5) == math.inf
+
+
+@pytest.mark.slow
+def test_curves_are_drawn():
+    assert plot(result()) is not None
+    assert svg(result()).startswith("<?xml")
+
+
+def recipe(**more):
+    some = {"lr": 1.0, "batch": 8, "optimizer": "adamw", "augment": Augment(), "origin": ""}
+    return Recipe(**{**some, "schedule": "cosine", **more})
+
+
+def test_rates_rise_and_fall_as_published():
+    cosine = recipe(warmup=0.2, final=0.1)
+    assert [rate(done, cosine, 1.0) for done in (0.1, 0.2, 0.6, 1.0)] == pytest.approx(
+        [0.5, 1, 0.55, 0.1]
+    )
+    assert rate(0.25, recipe(schedule="linear"), 2.0) == pytest.approx(1.5)
+    assert rate(0.9, recipe(schedule="constant"), 2.0) == 2
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """Twelve small steps, however long they take."""
+    monkeypatch.setattr(pupil, "seconds_per_step", lambda *rest: 60 / 12)
+    seeds = replace(RECIPES["seeds"], batch=16)
+    monkeypatch.setitem(pupil.RECIPES, "seeds", seeds)
+
+
+@pytest.mark.slow
+def test_a_lesson_is_looked_at_at_equal_distances_and_tested_once(hurried):
+    found = teach(Lesson(data="digits", peer="seeds", minutes=1, lr=1e-3))
+    assert found["published"] and not found["diverged"]
+    assert found["steps"] == found["planned"] == 12
+    assert len(found["curve"]) == pupil.LOOKS and found["curve"][-1][0] == found["seconds"]
+    assert found["val"] == max(right for _, right in found["curve"])
+    assert 0 < found["test"] <= 1
+
+
+def test_one_step_past_many_marks_is_looked_at_once(hurried, monkeypatch):
+    monkeypatch.setattr(pupil, "seconds_per_step", lambda *rest: 60 / 2)
+    assert len(teach(Lesson(data="digits", peer="seeds", minutes=1, lr=1e-3))["curve"]) == 2
+
+
+def test_a_lesson_that_diverges_ends_and_says_so(hurried):
+    found = teach(Lesson(data="digits", peer="seeds", minutes=1, lr=1e30))
+    assert found["diverged"] and found["steps"] < 12
+
+
+def test_a_peer_of_another_size_is_refused(hurried, monkeypatch):
+    monkeypatch.setattr(pupil, "ALIKE", 1e-9)
+    with pytest.raises(UserError, match=r"seeds has [\d,]+ parameters, we have"):
+        teach(Lesson(data="digits", peer="seeds", minutes=1, lr=1e-3))

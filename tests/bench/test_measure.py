@@ -1,0 +1,78 @@
+"""What the bench computes from times; the times themselves need the peers."""
+
+import pytest
+
+from bench import measure as module
+from bench.measure import FEWEST, REPEATS, Budget, Case, compare, interleave, measure, timed
+
+OURS = [1.0, 1.1, 0.9, 1.0]
+
+
+def rows(*repeats):
+    return compare([{"vitrail": own, "timm": theirs} for own, theirs in repeats])
+
+
+def test_ratio_is_their_time_over_ours():
+    assert rows((OURS, [2 * t for t in OURS]), (OURS, [2 * t for t in OURS]))["timm"].ratio == 2
+
+
+def test_ratio_is_taken_within_a_round():
+    disturbed = [10.0, 1.0, 1.0, 30.0]
+    row = rows(*[(disturbed, [1.5 * t for t in disturbed])] * 2)["timm"]
+    assert (row.ratio, row.spread) == (1.5, 0)
+
+
+def test_one_slow_round_moves_no_median():
+    assert rows((OURS, [1.0] * 4), (OURS, [1.0, 1.0, 1.0, 99.0]))["timm"].median == 1
+
+
+def test_best_is_the_fastest_round_of_both_repeats():
+    assert rows((OURS, OURS), ([0.8, *OURS], [0.8, *OURS]))["vitrail"].best == 0.8
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "steady"),
+    [
+        ([1.00, 1.02, 1.01, 1.01], [1.00, 1.02, 1.01, 1.01], True),
+        ([1.00, 1.06, 1.03, 1.03], [1.03, 1.09, 1.06, 1.06], True),  # within what they spread
+        ([1.00, 1.02, 1.01, 1.01], [1.04, 1.06, 1.05, 1.05], False),  # further than they spread
+        ([1.00, 1.00, 1.00, 1.00], [1.005, 1.005, 1.005, 1.005], True),  # nobody calls that noise
+        ([1.00, 2.00, 1.00, 2.00], [1.02, 2.00, 1.02, 2.00], True),
+        ([1.00, 2.00, 1.00, 2.00], [1.20, 2.00, 1.20, 2.00], False),  # too far to tell 5 % apart
+    ],
+)
+def test_steady_is_when_both_repeats_say_the_same(first, second, steady):
+    assert rows(([1.0] * 4, first), ([1.0] * 4, second))["timm"].steady == steady
+
+
+def test_tasks_take_turns(monkeypatch):
+    monkeypatch.setattr(module, "TURN", 0)  # one call a turn, one to warm up
+    called = []
+    tasks = {name: lambda name=name: called.append(name) for name in "ab"}
+    times = interleave(tasks, Budget(rounds=4, seconds=60))
+    rounds = [set(called[i : i + 2]) for i in range(2, len(called), 2)]
+    assert [len(seconds) for seconds in times.values()] == [4, 4]
+    assert rounds == [{"a", "b"}] * 4
+
+
+def test_time_that_is_up_ends_the_rounds():
+    assert len(interleave({"a": lambda: None}, Budget(rounds=100, seconds=1e-9))["a"]) == FEWEST
+
+
+def test_all_cases_are_gone_through_before_any_is_repeated():
+    made, told = [], []
+
+    def tasks(name):
+        made.append(name)
+        return {"vitrail": lambda: None}
+
+    cases = [
+        Case(label=name, unit="ms", measure=timed(lambda name=name: tasks(name))) for name in "ab"
+    ]
+    found = measure(
+        cases, Budget(rounds=1, seconds=1), lambda share, words: told.append((share, words))
+    )
+    assert made == ["a", "b"] * REPEATS
+    assert told == [(0, "a"), (0.25, "b"), (0.5, "a"), (0.75, "b"), (1, "")]
+    assert [case["label"] for case in found] == ["a", "b"]
+    assert found[0]["rows"]["vitrail"]["repeats"] == (1, 1)

@@ -1,0 +1,104 @@
+"""Every bench that needs no peer to run, on the smallest case."""
+
+import pytest
+
+from bench import alone, inference, knn, load, memory, start_up, step
+from bench.measure import Budget
+from bench.peers import PEERS
+from bench.shares import PYTHON, REST, group_of, shares
+
+ONCE = Budget(rounds=1, seconds=0.1)
+OURS = {"vitrail": PEERS["vitrail"]}
+
+
+def quiet(share, words):
+    assert 0 <= share <= 1
+
+
+@pytest.fixture(autouse=True)
+def without_peers(monkeypatch):
+    for bench in (inference, step, memory, start_up):
+        monkeypatch.setattr(bench, "PEERS", OURS)
+    for bench in (inference, start_up):
+        monkeypatch.setattr(bench, "RUNTIMES", {})
+
+
+def test_inference_measures_us_and_the_limit(monkeypatch):
+    monkeypatch.setattr(inference, "CASES", [("Pico/4", 2)])
+    (case,) = inference.run(ONCE, quiet)["cases"]
+    assert case["label"] == "Pico/4, 32 px, batch 2"
+    assert case["rows"]["vitrail"]["ratio"] == 1
+    assert 0 < case["rows"]["limit"]["ratio"] < 1
+
+
+def test_step_says_where_its_time_goes(monkeypatch):
+    monkeypatch.setattr(step, "CASES", [("Pico/4", 4)])
+    found = step.run(ONCE, quiet)
+    assert set(found["cases"][0]["rows"]) == {"vitrail", "limit"}
+    where = found["where"][0]["rows"]["vitrail"]
+    assert sum(where.values()) == pytest.approx(1)
+    busy = ("matrix products", "attention", "GELU", "norms", "copies", "optimizer", PYTHON)
+    assert all(where[group] > 0 for group in busy)
+
+
+def test_fastest_peer_is_the_one_beside_us(monkeypatch):
+    monkeypatch.setattr(step, "PEERS", dict.fromkeys(("vitrail", "slow", "fast")))
+    rows = {"vitrail": {"ratio": 1}, "slow": {"ratio": 2}, "fast": {"ratio": 1.1}}
+    assert step.fastest(rows) == ["vitrail", "fast"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "group"),
+    [
+        ("aten::addmm", "matrix products"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention"),
+        ("aten::gelu_backward", "GELU"),
+        ("aten::native_layer_norm", "norms"),
+        ("aten::copy_", "copies"),
+        ("aten::_fused_adamw_", "optimizer"),
+        ("Optimizer.step#AdamW.step", "optimizer"),
+        ("aten::add_", REST),
+        ("AddmmBackward0", None),
+        ("autograd::engine::evaluate_function: AddmmBackward0", None),
+    ],
+)
+def test_every_operator_has_its_group(operator, group):
+    assert group_of(operator) == group
+
+
+def test_a_task_without_operators_is_all_python():
+    assert shares(lambda: sum(range(1000)))[PYTHON] == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_nearest_neighbours_are_the_same(monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(knn, "AMONG", 300)
+    monkeypatch.setattr(knn, "ASKED", 20)
+    found = knn.run(ONCE, quiet)
+    assert found["same"] == {"cosine": pytest.approx(1), "euclid": pytest.approx(1)}
+    assert [set(case["rows"]) for case in found["cases"]] == [{"vitrail", "scikit-learn"}] * 2
+
+
+@pytest.mark.slow
+def test_a_fresh_process_says_when_it_answered_and_what_it_took(monkeypatch):
+    monkeypatch.setattr(memory, "CASES", [("step", "Pico/4", 4)])
+    (case,) = memory.run(ONCE, quiet)["cases"]
+    assert 1 < case["rows"]["vitrail"]["median"] < 500
+    monkeypatch.setattr(start_up, "MODEL", "Pico/4")
+    (case,) = start_up.run(ONCE, quiet)["cases"]
+    assert case["rows"]["vitrail"]["median"] > 0.1
+
+
+def test_a_process_that_fails_is_told_with_its_reason():
+    with pytest.raises(RuntimeError, match=r"No module named bench\.nothing"):
+        alone.ask("bench.nothing")
+
+
+@pytest.mark.slow
+def test_every_layout_is_loaded(monkeypatch):
+    monkeypatch.setattr(load, "MODEL", "Ti/16")
+    monkeypatch.setattr(load, "OWNERS", dict.fromkeys(load.OWNERS, ()))
+    cases = load.run(ONCE, quiet)["cases"]
+    assert len(cases) == 2 * len(load.OWNERS)
+    assert all(case["rows"]["vitrail"]["median"] > 0 for case in cases)
