@@ -54,6 +54,18 @@ def test_what_float32_cannot_tell_apart_is_computed_again():
     assert np.array_equal(found, np.argsort(exact, axis=1, kind="stable")[:, :4])
 
 
+@pytest.mark.parametrize("kind", ["plain", "copies", "alike"])
+@pytest.mark.parametrize("metric", ["euclid", "cosine"])
+def test_who_is_among_the_nearest_is_the_same_in_any_order(kind, metric):
+    among = {
+        "plain": features(3000),
+        "copies": np.repeat(features(6, 4), 50, axis=0),
+        "alike": 1e4 + 1e-3 * np.random.default_rng(0).normal(size=(900, 3)),
+    }[kind]
+    x, search = among[::40], Search(among, metric)
+    assert np.array_equal(np.sort(search.among(x, 7)), np.sort(search(x, 7)[1]))
+
+
 def test_rows_come_in_parts_without_a_difference(monkeypatch):
     among, x = features(500), features(30, seed=1)
     whole = Search(among)(x, 5)

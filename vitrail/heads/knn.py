@@ -1,5 +1,7 @@
 """The nearest neighbours of many rows at once: scikit-learn's answers, sooner."""
 
+import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +15,7 @@ Metric = Literal["euclid", "cosine"]
 
 ROOM = 1 << 23  # distances held at once
 SPARE = 6  # candidates beyond the wanted ones: those that float32 might put in a wrong order
-BLOCK = 64  # distances of which first only the smallest is looked at
+BLOCK = 64  # distances, at most, of which first only the smallest is looked at
 
 
 class NearestNeighbours:
@@ -38,7 +40,7 @@ class NearestNeighbours:
         """The share of the votes for each class."""
         if self._search is None:
             self._search = Search(self.rows_, self.metric)
-        _, near = self._search(x, self.k)
+        near = self._search.among(x, self.k)
         return votes(self.labels_[near], len(self.classes_)) / self.k
 
     def predict(self, x: NDArray[Any]) -> NDArray[Any]:
@@ -81,26 +83,50 @@ class Search:
         """Distances and positions of the `k` nearest rows for each of `x`, the nearest first."""
         near = torch.empty(len(x), k, dtype=torch.float64)
         index = torch.empty(len(x), k, dtype=torch.int64)
-        queries, size = prepared(x, self.metric), max(1, ROOM // len(self.rows))
-        for start in range(0, len(x), size):
-            part = slice(start, start + size)
-            near[part], index[part] = self.nearest(queries[part], k)
+        for part, some in self.parts(x):
+            near[part], index[part] = self.nearest(some, k)
         distances = near / 2 if self.metric == "cosine" else near.sqrt()
         return distances.numpy(), index.numpy()
 
+    def among(self, x: NDArray[Any], k: int) -> NDArray[np.int64]:
+        """Positions of the `k` nearest rows for each of `x`, in any order, which is known sooner:
+        only where the next one is as near, within what float32 can tell, is more to do."""
+        index = torch.empty(len(x), k, dtype=torch.int64)
+        for part, some in self.parts(x):
+            values, places, doubt = self.candidates(some, min(k + 1, len(self.rows)))
+            found = places[:, :k]
+            if k < len(self.rows):
+                gap = values[:, k].double() - values[:, :k].amax(dim=1)
+                unsure = (gap <= 2 * doubt).nonzero()[:, 0]
+                if len(unsure):
+                    found[unsure] = self.nearest(some[unsure], k)[1]
+            index[part] = found
+        return index.numpy()
+
+    def parts(self, x: NDArray[Any]) -> Iterator[tuple[slice, Tensor]]:
+        """As many rows at once as there is room for their distances."""
+        queries, size = prepared(x, self.metric), max(1, ROOM // len(self.rows))
+        for start in range(0, len(x), size):
+            part = slice(start, start + size)
+            yield part, queries[part]
+
+    def candidates(self, x: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The nearest as float32 has it: |x - y|^2 without |x|^2, which is the same for all
+        rows y, in order; where they stand; and how wrong such a number can be."""
+        moved = x - self.middle
+        rough = torch.addmm(self.fast_squares, moved.float(), self.fast.T, alpha=-2)
+        reach = (moved.norm(dim=1) + self.longest).square()
+        return *smallest(rough, count), rounding(x.shape[1], torch.float32) * reach
+
     def nearest(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Squared distances and positions, for as many rows as there is room."""
-        moved = x - self.middle
-        length = moved.square().sum(dim=1)
-        # |x - y|^2 without |x|^2, which is the same for all rows y
-        rough = torch.addmm(self.fast_squares, moved.float(), self.fast.T, alpha=-2)
         count = min(k + SPARE, len(self.rows))
-        limit, places = smallest(rough, count)
+        values, places, doubt = self.candidates(x, count)
         near, index = self.ordered(x, places, k)
         if count < len(self.rows):
-            reach = (length.sqrt() + self.longest).square()
-            doubt = rounding(x.shape[1], torch.float32) * reach
-            unsure = near[:, -1] >= limit.double() + length - doubt
+            moved = x - self.middle
+            limit = values[:, -1].double() + moved.square().sum(dim=1)
+            unsure = near[:, -1] >= limit - doubt
             for row in unsure.nonzero()[:, 0].tolist():
                 near[row], index[row] = self.exactly(x[row], moved[row], k)
         return near, index
@@ -108,8 +134,8 @@ class Search:
     def ordered(self, x: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The best of the candidates, by distance, then by position."""
         places = places.sort(dim=1).values
-        exact = (self.rows[places] - x[:, None]).square().sum(dim=2)
-        near, order = exact.sort(dim=1, stable=True)
+        apart = self.rows[places].sub_(x[:, None])
+        near, order = apart.square_().sum(dim=2).sort(dim=1, stable=True)
         return near[:, :k], places.gather(1, order[:, :k])
 
     def exactly(self, x: Tensor, moved: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -135,19 +161,20 @@ def rounding(width: int, dtype: torch.dtype) -> float:
 
 
 def smallest(rough: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest of the `count` smallest numbers of each row, and where these stand.
+    """The `count` smallest numbers of each row, in order, and where these stand.
 
     They lie in the `count` blocks whose smallest number is smallest, so few others are compared.
     """
     width = rough.shape[1]
-    if width < 2 * count * BLOCK:
-        values, places = rough.topk(count, dim=1, largest=False)
-        return values.amax(dim=1), places
-    whole = width // BLOCK * BLOCK
-    blocks = rough[:, :whole].unflatten(1, (-1, BLOCK))
+    block = min(BLOCK, math.isqrt(width // count))
+    if block < 4:
+        found = rough.topk(count, dim=1, largest=False)
+        return found.values, found.indices
+    whole = width // block * block
+    blocks = rough[:, :whole].unflatten(1, (-1, block))
     chosen = blocks.amin(dim=2).topk(count, dim=1, largest=False).indices
-    inside = chosen[:, :, None] * BLOCK + torch.arange(BLOCK)
+    inside = chosen[:, :, None] * block + torch.arange(block)
     rest = torch.arange(whole, width).expand(len(rough), -1)
     candidates = torch.cat([inside.flatten(1), rest], dim=1)
     values, order = rough.gather(1, candidates).topk(count, dim=1, largest=False)
-    return values.amax(dim=1), candidates.gather(1, order)
+    return values, candidates.gather(1, order)
