@@ -3,3 +3,7 @@
 
 class UserError(ValueError):
     """Says what came, what was wanted, and what to do."""
+
+
+class Refused(UserError):
+    """The system had no room for it now, so nothing is known of the file itself."""

@@ -1,5 +1,6 @@
 """The one place that writes: atomic, fsynced, all or nothing."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -9,6 +10,18 @@ from pathlib import Path
 
 from vitrail.errors import UserError
 
+ADVICE = {  # what to do about what a system says
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "raise the limit with ulimit -f",
+    errno.EMFILE: "raise the limit with ulimit -n",
+    errno.ENFILE: "close other programs",
+    errno.ENOMEM: "close other programs",
+    errno.EROFS: "make it writable",
+    errno.EACCES: "make it writable",
+}
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # it lies at the system, not at the file
+
 
 def write(path: str | Path, data: bytes | str) -> None:
     """Puts `data` at `path` whole, or leaves there what was there before."""
@@ -17,7 +30,7 @@ def write(path: str | Path, data: bytes | str) -> None:
         with replacing(path) as temporary:
             temporary.write_bytes(data.encode() if isinstance(data, str) else data)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; nothing was changed") from error
+        raise UserError(f"cannot write {path}: {refusal(error)}; nothing was changed") from error
 
 
 @contextmanager
@@ -50,7 +63,7 @@ def fresh_folder(out: str | Path | None, usual: str | Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror}; choose another --out") from error
+        raise UserError(f"cannot make {folder}: {refusal(error)}; choose another --out") from error
     return folder
 
 
@@ -61,3 +74,16 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def refusal(error: OSError) -> str:
+    """What the system said, and what to do about it where that is known."""
+    words = error.strerror or str(error)
+    return f"{words}, {ADVICE[error.errno]}" if error.errno in ADVICE else words
+
+
+def sweep(folder: Path, *names: str) -> None:
+    """Removes what a killed writing of these names has left in `folder`."""
+    for name in names:
+        for rest in folder.glob(f".{name[:100]}.*.tmp"):
+            shutil.rmtree(rest, ignore_errors=True)

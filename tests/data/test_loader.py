@@ -77,14 +77,15 @@ def test_a_forgotten_position_would_be_seen(files):
     assert not same(first(3, files, LARGE, STRONG, start=0), whole[3:])
 
 
-def test_two_ranks_see_the_batches_of_one():
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_see_the_batches_of_one(world):
     source = Fake(arrays())
     config = DataConfig(augment=replace(AUGMENTS["strong"], mixup=0, cutmix=0), workers=0)
     whole = first(8, source, SMALL, config)
-    halves = [first(8, source, SMALL, config, rank=rank, world=2) for rank in (0, 1)]
-    for one, left, right in zip(whole, *halves, strict=True):
-        assert torch.equal(torch.cat([left.images, right.images]), one.images)
-        assert np.array_equal(np.concatenate([left.items, right.items]), one.items)
+    parts = [first(8, source, SMALL, config, rank=rank, world=world) for rank in range(world)]
+    for one, *shares in zip(whole, *parts, strict=True):
+        assert torch.equal(torch.cat([share.images for share in shares]), one.images)
+        assert np.array_equal(np.concatenate([share.items for share in shares]), one.items)
 
 
 def test_an_epoch_shows_no_image_twice_and_the_next_another_order():
@@ -222,9 +223,9 @@ def test_fewer_images_than_a_batch_are_an_error():
         first(1, Fake(arrays(20)), SMALL, DataConfig(), batch=128)
 
 
-def test_a_batch_that_ranks_cannot_share_is_an_error():
-    with pytest.raises(UserError, match="a batch of 9 cannot be shared by 2"):
-        Loader(Fake(arrays()), SMALL, batch=9, world=2)
+def test_a_batch_that_leaves_a_rank_without_images_is_an_error():
+    with pytest.raises(UserError, match="a batch of 2 leaves some of 3 processes without"):
+        Loader(Fake(arrays()), SMALL, batch=2, world=3)
 
 
 def broken_files() -> Fake:

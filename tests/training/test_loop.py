@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from tests.training.tiny import PATCHES, Tiny, batches, learner, run
 from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
+from vitrail.training.distributed import Together
 from vitrail.training.learner import Learner
 from vitrail.training.loop import (
     Diverged,
@@ -173,7 +174,8 @@ def test_short_gradients_stay_as_they_are():
 def test_chance_in_a_step_depends_on_seed_step_and_rank_only():
     def drawn(seed=0, start=0, rank=0):
         config, model = TrainConfig(seed=seed, batch=8), Recorder()
-        for _ in train(Learner(model, config), batches(), config, 4, start=start, rank=rank):
+        options = {"start": start, "together": Together(rank=rank)}
+        for _ in train(Learner(model, config), batches(), config, 4, **options):
             torch.rand(3)  # what a driver draws in between changes nothing
         return [call[2] for call in model.calls]
 

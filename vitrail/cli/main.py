@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import vitrail
+from vitrail import files
 from vitrail.errors import UserError
 
 STARTED = time.monotonic()  # `--minutes` count from here
@@ -39,19 +40,27 @@ def main(arguments: list[str] | None = None) -> None:
     """What the shell calls; ends the process with the exit code that was promised."""
     arguments = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, terminated)
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    rank = os.environ.get("RANK", "0")  # set by torchrun: the first of its processes speaks for all
+    logging.basicConfig(format="%(message)s", level="INFO" if rank == "0" else "ERROR")
     if arguments and arguments[0] in LONG and machine_is_shared():
         # threads that wait for each other sleep instead of spinning; read when torch is imported
         os.environ.setdefault("GOMP_SPINCOUNT", "0")
     try:
         run(arguments)
     except UserError as error:
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        where = "" if rank == "0" else f" at rank {rank}"
+        sys.exit(f"error{where}: {' '.join(str(error).split())}")
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # `vitrail models | head`
         sys.stderr.close()
         sys.exit(0)
+    except MemoryError:
+        sys.exit("error: no memory is left; close other programs, or lower train.batch")
+    except OSError as error:
+        if error.errno not in files.ADVICE:
+            raise
+        sys.exit(f"error: cannot go on: {files.refusal(error)}")
 
 
 def run(arguments: list[str]) -> None:

@@ -12,6 +12,7 @@ def resume(
     run: Annotated[Path, tyro.conf.Positional],
     *,
     device: str = "auto",
+    timeout: float = 1800,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Go on with a run where it stopped.
@@ -19,8 +20,11 @@ def resume(
     Args:
         run: run folder
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
+        timeout: seconds that processes started by torchrun wait for each other
         json: print the final numbers as one JSON document
     """
     from vitrail.run.run import resume
 
-    tell(resume(run, device=device).metrics, json)
+    done = resume(run, device=device, timeout=timeout)
+    if done.first:
+        tell(done.metrics, json)

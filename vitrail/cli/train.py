@@ -29,6 +29,7 @@ def train(
     seed: int | None = None,
     out: Path | None = None,
     device: str = "auto",
+    timeout: float = 1800,
     tensorboard: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     vit: Vit = Vit(),  # noqa: B008
@@ -50,6 +51,7 @@ def train(
         seed: of weights, order, augmentation and dropout
         out: run folder, by default runs/DATA-1, -2, ...
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
+        timeout: seconds that processes started by torchrun wait for each other
         tensorboard: also write TensorBoard events into the run folder
         json: print the final numbers as one JSON document
         vit: the model
@@ -75,8 +77,10 @@ def train(
         epochs=epochs,
         seed=seed,
         device=device,
+        timeout=timeout,
     )
-    tell(done.metrics, json)
+    if done.first:
+        tell(done.metrics, json)
 
 
 def tell(metrics: dict[str, Any], json: bool) -> None:

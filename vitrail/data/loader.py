@@ -1,5 +1,6 @@
 """Batches that are functions of (seed, step), so a run can stop and go on anywhere."""
 
+import copy
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,8 +50,8 @@ class Loader:
     """Batches of a source for training and for evaluation, on one rank of `world`.
 
     `batch` counts the images of a step over all ranks: they see parts of the same batches, however
-    many they are. The last images of an epoch that fill no batch are left out of it; which ones
-    changes with every epoch.
+    many they are; the parts may differ by one image. The last images of an epoch that fill no batch
+    are left out of it; which ones changes with every epoch.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class Loader:
         device: str | torch.device = "cpu",
         progress: bool = True,
     ):
-        if batch < 1 or batch % world:
-            raise UserError(f"a batch of {batch} cannot be shared by {world} processes evenly")
+        if batch < world:
+            raise UserError(f"a batch of {batch} leaves some of {world} processes without an image")
         keep_freed_memory()
         self.source, self.view, self.config = source, view, config or DataConfig()
         self.batch, self.seed, self.rank, self.world = batch, seed, rank, world
@@ -170,12 +171,7 @@ class Loader:
 
         With `most`, not more images than that, evenly chosen.
         """
-        if split not in self._items:
-            self.prepare(split, training=False)
-        items = self._items[split]
-        if most is not None and most < len(items):
-            items = items[np.linspace(0, len(items) - 1, most).round().astype(int)]
-        items = items[self.rank :: self.world]
+        items = self.share(split, most)
         if not len(items):
             return
         size = batch or max(1, self.batch // self.world)
@@ -188,10 +184,25 @@ class Loader:
             labels = self._labels(task.items)
             yield Batch(self._normalised(images), labels, labels, task.items, task.step, 0)
 
+    def share(self, split: Split, most: int | None = None) -> Items:
+        """The images that this rank evaluates, dealt out one by one."""
+        if split not in self._items:
+            self.prepare(split, training=False)
+        items = self._items[split]
+        if most is not None and most < len(items):
+            items = items[np.linspace(0, len(items) - 1, most).round().astype(int)]
+        return items[self.rank :: self.world]
+
+    def alone(self) -> "Loader":
+        """The same data for a process that sees all of it."""
+        loader = copy.copy(self)
+        loader.rank, loader.world = 0, 1
+        return loader
+
     def _plan(self, start: int) -> Iterator[Task]:
         """This rank's part of every batch from step `start` on."""
         items, steps = self._items["train"], self.steps
-        share = self.batch // self.world
+        first, last = (self.batch * (self.rank + end) // self.world for end in (0, 1))
         epoch, number = divmod(start, steps)
         while True:
             chosen = items[order(self.source.labels[items], self.seed, epoch, self.config.balanced)]
@@ -199,8 +210,7 @@ class Loader:
             if self.config.balanced:
                 draws = chosen + len(self.source) * repeats(chosen)
             for step in range(number, steps):
-                first = step * self.batch + self.rank * share
-                mine = slice(first, first + share)
+                mine = slice(step * self.batch + first, step * self.batch + last)
                 yield Task(epoch * steps + step, epoch, chosen[mine], draws[mine])
             epoch, number = epoch + 1, 0
 
@@ -214,7 +224,7 @@ class Loader:
             yield from picked(torch.from_numpy(together), read, tasks)
             return
         shape = self.view.channels, self.view.height, self.view.width
-        count = size or self.batch // self.world
+        count = size or -(-self.batch // self.world)
         cut = self.config.augment if reader.whole else None
         packed = reader.whole or reader.packed(int(self._items[split][0]))
         images = ahead(

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitrail import files
 from vitrail.errors import UserError
 
 Slot = NDArray[np.uint8]  # memory that both sides see: nothing large goes through the pipe
@@ -67,8 +68,12 @@ def ahead(
     context = multiprocessing.get_context(METHOD)
     team: list[Worker] = []
     try:
-        for _ in range(workers):
-            team.append(Worker(context, work, room, name))
+        try:
+            for _ in range(workers):
+                team.append(Worker(context, work, room, name))
+        except OSError as error:
+            why = f"cannot start reading process {len(team) + 1}: {files.refusal(error)}"
+            raise UserError(f"{why}, or take --data.workers {len(team)}") from error
         yield from take_turns(team, iter(tasks))
     finally:
         for worker in team:
@@ -139,7 +144,7 @@ class Worker:
         )
 
     def stop(self) -> None:
-        self.process.terminate()  # it holds nothing that could be lost
+        self.process.kill()  # it holds nothing that could be lost
         self.process.join()
         self.pipe.close()
 
@@ -159,9 +164,9 @@ def slots_in(memory: Any, room: int) -> NDArray[np.uint8]:
 
 
 def serve(pipe: Connection, work: Any, memory: Any, room: int, on: Any) -> None:
-    """The life of a worker: it ends with its parent, and leaves Ctrl-C to it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """The life of a worker: it ends with its parent, and leaves signals to all of them to it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     keep_freed_memory()
     torch.set_num_threads(1)  # after a fork more than one would wait forever
     slots = slots_in(memory, room)

@@ -13,6 +13,7 @@ from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.run.auto import Facts
 from vitrail.run.recipe import Recipe
+from vitrail.training.distributed import ALONE, Together
 from vitrail.training.learner import Learner
 from vitrail.zoo import load as zoo
 
@@ -47,9 +48,13 @@ def check_sense(recipe: Recipe, facts: Facts) -> None:
         )
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, number: int = 0) -> torch.device:
+    """By name; auto takes the GPU of this number, which counts the processes of a machine."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        gpus = torch.cuda.device_count()
+        if gpus and number >= gpus:
+            raise UserError(f"process {number} has no GPU among {gpus}; start {gpus} processes")
+        return torch.device("cuda", number) if gpus else torch.device("cpu")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
@@ -59,14 +64,19 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def make_loader(recipe: Recipe, source: Source, place: torch.device) -> Loader:
+def make_loader(
+    recipe: Recipe, source: Source, place: torch.device, together: Together = ALONE
+) -> Loader:
     return Loader(
         source,
         recipe.view,
         recipe.data,
         batch=recipe.train.batch,
         seed=recipe.train.seed,
+        rank=together.rank,
+        world=together.world,
         device=place,
+        progress=together.first,
     )
 
 

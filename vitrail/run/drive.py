@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from vitrail.data.loader import Loader
-from vitrail.data.source import Split, indices
-from vitrail.evaluation.loop import logits
+from vitrail.data.source import indices
+from vitrail.errors import UserError
 from vitrail.evaluation.metrics import accuracy, log_loss
 from vitrail.run.journal import Journal
 from vitrail.run.live import Live
+from vitrail.run.predictions import ask_together
 from vitrail.run.recipe import Recipe
 from vitrail.training import loop, state
+from vitrail.training.distributed import ALONE, Together
 from vitrail.training.learner import Learner
 
 OnEpoch = Callable[[dict[str, Any]], None]  # may raise, and so end the run where it stands
@@ -47,7 +49,8 @@ class Driver:
     """Drives one training from where `facts` says it stands to its last step.
 
     `keep` is called whenever the learner's weights are the best so far, `on_epoch` after each look
-    at the validation images, with its line of the journal and the `steps` in all.
+    at the validation images, with its line of the journal and the `steps` in all. Of processes that
+    train together the first does so, and writes and speaks; the others have no `journal`.
     """
 
     def __init__(
@@ -58,49 +61,56 @@ class Driver:
         learner: Learner,
         facts: dict[str, Any],
         live: Live,
-        journal: Journal,
+        journal: Journal | None,
         keep: Callable[[dict[str, Any]], None],
         on_epoch: OnEpoch = lambda line: None,
+        together: Together = ALONE,
     ):
         self.folder, self.recipe, self.loader, self.learner = folder, recipe, loader, learner
         self.facts, self.live, self.journal, self.keep = facts, live, journal, keep
-        self.on_epoch = on_epoch
+        self.on_epoch, self.together = on_epoch, together
         self.logged, self.before = facts["step"], facts["seconds"]
         self.since = self.started = self.saved = time.monotonic()
 
     def drive(self) -> None:
         """Goes on until all steps are done, patience ends, or a signal comes."""
         settings = self.recipe.train
-        with stopping() as stop:
-            try:
-                for step in self.steps():
-                    self.note(step)
-                    if step.number % self.loader.steps == 0 or step.number == settings.steps:
-                        self.end_epoch(step.number)
-                    if stop or time.monotonic() - self.saved >= settings.save_every:
-                        self.save()
-                    if stop:
-                        raise Stopped(stop[0])
-                    if self.patience_is_over(step.number):
-                        self.live.say(f"no better for {settings.patience} epochs: stopping early")
-                        break
-            except loop.Diverged:
-                self.save()  # the weights are still those before the step
-                raise
+        with stopping() as heard:
+            for step in self.steps(heard):
+                self.note(step)
+                if step.number % self.loader.steps == 0 or step.number == settings.steps:
+                    self.end_epoch(step.number)
+                if time.monotonic() - self.saved >= settings.save_every:
+                    self.save()
+                if self.patience_is_over(step.number):
+                    self.live.say(f"no better for {settings.patience} epochs: stopping early")
+                    break
+            stop = self.together.sum(len(heard))[0]
             self.save()
+            if stop:  # whoever heard it
+                raise Stopped(*heard[:1] or (signal.SIGTERM,))
 
-    def steps(self) -> Iterator[loop.Step]:
+    def steps(self, heard: list[int]) -> Iterator[loop.Step]:
+        """From where the run stands; what a step cannot be taken for is told after a save."""
         settings, done = self.recipe.train, self.facts["step"]
+        if self.patience_is_over(done):
+            return
         batches = ((batch.images, batch.targets) for batch in self.loader.training(done))
-        return loop.train(
-            self.learner,
-            batches,
-            settings,
-            settings.steps,
-            start=done,
-            patches=self.recipe.vit.patches,
-            class_weights=self.class_weights(),
-        )
+        try:
+            yield from loop.train(
+                self.learner,
+                batches,
+                settings,
+                settings.steps,
+                start=done,
+                patches=self.recipe.vit.patches,
+                class_weights=self.class_weights(),
+                together=self.together,
+                heard=heard,
+            )
+        except UserError:
+            self.save()  # the weights are still those before the step
+            raise
 
     def class_weights(self) -> Tensor | None:
         if not self.recipe.train.class_weights:
@@ -125,7 +135,8 @@ class Driver:
         rate = settings.batch * (step.number - self.logged) / max(now - self.since, 1e-9)
         self.since, self.logged = now, step.number
         line = {"kind": "step", "step": step.number, "epoch": epoch, "loss": step.loss}
-        self.journal.write(line | {"lr": step.lr, "images_per_s": round(rate, 1)})
+        if self.journal:
+            self.journal.write(line | {"lr": step.lr, "images_per_s": round(rate, 1)})
         self.live.step(step.number, epoch, step.loss, rate)
 
     def epoch(self, step: int) -> int:
@@ -142,17 +153,30 @@ class Driver:
         for name in ("epoch_loss", "epoch_steps", "epoch_right", "epoch_images"):
             facts[name] = FRESH[name]
         if epoch % self.recipe.train.evaluate_every == 0 or step == self.recipe.train.steps:
-            outputs, labels = look(self.learner, self.loader, "val")
-            line["val_loss"] = log_loss(outputs, labels)
-            line["val_accuracy"] = accuracy(outputs, labels)
-            if better(line, facts["best"], len(labels)):
+            scores = self.look()
+            line |= {name: scores[name] for name in ("val_loss", "val_accuracy")}
+            if better(line, facts["best"], scores["images"]):
                 names = ("val_accuracy", "val_loss", "epoch", "step")
                 facts["best"] = {name: line[name] for name in names}
-                self.keep(facts["best"])
-        self.journal.write(line)
+                if self.together.first:
+                    self.keep(facts["best"])
+        if self.journal:
+            self.journal.write(line)
         self.live.epoch(line)
-        if line["val_accuracy"] is not None:
+        if line["val_accuracy"] is not None and self.together.first:
             self.on_epoch({**line, "steps": self.recipe.train.steps})
+
+    def look(self) -> dict[str, Any]:
+        """What the averaged weights are worth on the validation images."""
+        seen = ask_together(
+            self.learner.result, self.loader, "val", self.learner.dtype, self.together
+        )
+        scores: dict[str, Any] = {}
+        if seen is not None:
+            scores["val_loss"] = log_loss(seen.logits, seen.labels)
+            scores["val_accuracy"] = accuracy(seen.logits, seen.labels)
+            scores["images"] = len(seen.labels)
+        return self.together.tell(scores)
 
     def patience_is_over(self, step: int) -> bool:
         """Told at a look at the validation images, and only then."""
@@ -166,6 +190,10 @@ class Driver:
         return float(self.before + time.monotonic() - self.started)
 
     def save(self) -> None:
+        if not self.together.first:
+            return
+        if not all(p.isfinite().all() for p in self.learner.model.parameters()):
+            return  # the next step stops and says so; the state before this one is still good
         self.facts["seconds"] = self.seconds()
         state.save(
             self.folder / "state", self.facts["step"], self.learner.tensors(), dict(self.facts)
@@ -184,12 +212,6 @@ def better(line: dict[str, Any], best: dict[str, Any] | None, images: int) -> bo
     if abs(rate - kept) > math.sqrt(max(kept * (1 - kept), 1 / images) / images):
         return bool(rate > kept)
     return bool(line["val_loss"] < best["val_loss"])
-
-
-def look(learner: Learner, loader: Loader, split: Split) -> tuple[Tensor, Tensor]:
-    """What the averaged weights say of a split."""
-    batches = ((batch.images, batch.labels) for batch in loader.evaluation(split))
-    return logits(learner.result, batches, learner.dtype)
 
 
 @contextmanager

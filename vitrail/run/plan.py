@@ -2,6 +2,7 @@
 
 import copy
 import math
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,13 +17,14 @@ from vitrail.run.live import Live
 from vitrail.run.recipe import Recipe
 from vitrail.training import loop
 from vitrail.training.config import TrainConfig
+from vitrail.training.distributed import ALONE, Together
 from vitrail.training.learner import Learner
 
 LOOKING = 0.02  # most of the time that may go into looking at validation images
-TRIAL = 2.0  # seconds at least that are timed for each kind of step
-LONGER = 0.02  # part of the minutes for it, up to five times as many seconds
+TRIAL = 3.0  # seconds at least that are timed for each kind of step
+LONGER = 0.02  # part of the minutes for it, up to three times as many seconds
 ENDING = 1.0  # seconds to write the results
-SLOWER = 1.05  # a step later on, against one of the first seconds: machines warm up, others wake
+SLOWER = 1.04  # a step later on, against one of the first seconds: machines warm up, others wake
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
@@ -39,11 +41,17 @@ def plan(
     minutes: float | None,
     began: float,
     live: Live,
+    together: Together = ALONE,
 ) -> Recipe:
-    """The recipe with its number of steps, and how often to look at the validation images."""
+    """The recipe with its number of steps, and how often to look at the validation images.
+
+    Of processes that time their steps together, the first decides.
+    """
     settings = recipe.train
-    trial = min(5 * TRIAL, max(TRIAL, LONGER * 60 * (minutes or 0)))
-    timing = measure(recipe, loader, learner, trial)
+    trial = min(3 * TRIAL, max(TRIAL, LONGER * 60 * (minutes or 0)))
+    timing = measure(recipe, loader, learner, trial, together)
+    if not together.first:
+        return recipe
     counts = {split: len(indices(loader.source, split)) for split in SPLITS}
     # a step costs three forwards; counted, not timed, so that the same command gives the same run
     every = max(settings.evaluate_every, math.ceil(counts["val"] / (3 * counts["train"]) / LOOKING))
@@ -68,28 +76,38 @@ def plan(
     return replace(recipe, train=replace(settings, evaluate_every=every))
 
 
-def measure(recipe: Recipe, loader: Loader, learner: Learner, seconds: float) -> Timing:
+def measure(
+    recipe: Recipe, loader: Loader, learner: Learner, seconds: float, together: Together
+) -> Timing:
     """Times steps on a copy, so that the training itself has not begun."""
     settings, patches = recipe.train, recipe.vit.patches
     trial = copy.deepcopy(learner)
     every = replace(settings, drop_patches=0.0)
-    whole = seconds_per_step(trial, loader, every, patches, seconds)
+    whole = seconds_per_step(trial, loader, every, patches, seconds, together)
     step = whole
     if settings.drop_patches:
         part = replace(settings, drop_until=1.0)
-        less = seconds_per_step(trial, loader, part, patches, seconds)
+        less = seconds_per_step(trial, loader, part, patches, seconds, together)
         step = settings.drop_until * less + (1 - settings.drop_until) * whole
-    return Timing(step=step, image=seconds_per_image(trial, loader))
+    return Timing(step=step, image=seconds_per_image(trial, loader) / together.world)
 
 
 def seconds_per_step(
-    learner: Learner, loader: Loader, settings: TrainConfig, patches: int, seconds: float
+    learner: Learner,
+    loader: Loader,
+    settings: TrainConfig,
+    patches: int,
+    seconds: float,
+    together: Together,
 ) -> float:
     batches = ((batch.images, batch.targets) for batch in loader.training())
-    steps = loop.train(learner, batches, settings, total=10**9, patches=patches)
+    enough: list[int] = []
+    steps = loop.train(
+        learner, batches, settings, 10**9, patches=patches, together=together, heard=enough
+    )
     for _ in islice(steps, 2):  # the first ones allocate
         pass
-    return paced(steps, seconds)
+    return paced(steps, seconds, enough)
 
 
 def seconds_per_image(learner: Learner, loader: Loader) -> float:
@@ -103,14 +121,17 @@ def seconds_per_image(learner: Learner, loader: Loader) -> float:
     return min(times) / sum(len(batch.labels) for batch in batches)
 
 
-def paced(steps: Iterator[object], seconds: float) -> float:
-    """Mean seconds of a step; the mean, for it is a sum that must fit."""
+def paced(steps: Iterator[object], seconds: float, enough: list[int]) -> float:
+    """The seconds of a usual step: the median, as another program may wake for a moment."""
+    times: list[float] = []
     start = time.perf_counter()
-    count = 0
-    while time.perf_counter() - start < seconds or count < 3:
-        next(steps)
-        count += 1
-    return (time.perf_counter() - start) / count
+    for _ in steps:
+        now = time.perf_counter()
+        times.append(now - start)
+        start = now
+        if sum(times) >= seconds and len(times) >= 3:
+            enough.append(len(times))  # ends the steps, of all processes at once
+    return statistics.median(times)
 
 
 def duration(seconds: float) -> str:

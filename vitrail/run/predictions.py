@@ -21,6 +21,7 @@ from vitrail.data.source import Source, Split, indices
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import logits
+from vitrail.training.distributed import Together
 from vitrail.training.state import machine
 
 FILE = "predictions.safetensors"
@@ -101,6 +102,27 @@ def ask(
     return Answers(logits=outputs, labels=labels, items=np.concatenate(items))
 
 
+def ask_together(
+    model: nn.Module, loader: Loader, split: Split, dtype: torch.dtype, together: Together
+) -> Answers | None:
+    """What the model says of a split that all processes share; the first one has all answers."""
+    if together.world == 1 or len(loader.share(split)):
+        mine = ask(model, loader, split, dtype)
+    else:
+        classes = len(loader.source.classes)
+        mine = Answers(
+            logits=torch.zeros(0, classes),
+            labels=torch.zeros(0, dtype=torch.int64),
+            items=np.zeros(0, np.int64),
+        )
+    outputs = together.gather(mine.logits)
+    labels = together.gather(mine.labels)
+    items = together.gather(torch.from_numpy(mine.items))
+    if outputs is None or labels is None or items is None:
+        return None
+    return Answers(logits=outputs, labels=labels, items=items.numpy())
+
+
 def about(
     source: Source, checksum: str, seen: Mapping[Split, Seen], temperature: float | None
 ) -> dict[str, Any]:
@@ -150,10 +172,10 @@ def read(folder: Path) -> Predictions | None:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts = json.loads((file.metadata() or {})[KEY])
+            facts = dict(json.loads((file.metadata() or {})[KEY]))
         fine = facts["format"] == FORMAT and facts.pop("sha256") == checksum(tensors)
         splits = {split: seen_of(tensors, split) for split in SPLITS if f"{split}.items" in tensors}
-    except (SafetensorError, json.JSONDecodeError, LookupError, TypeError, OSError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError, OSError) as error:
         raise damaged(folder, repr(error)) from error
     if not fine:
         raise damaged(folder, "its checksum differs")

@@ -1,11 +1,12 @@
 """A run from its first choice to its results: owns the run folder."""
 
+import glob
 import json
 import logging
 import math
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,27 +19,40 @@ from vitrail.data.loader import Loader
 from vitrail.data.source import Source, Split, fingerprint, indices, open_data
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import accuracy, fit_temperature, interval
+from vitrail.model.vit import ViT
 from vitrail.run import auto, predictions
 from vitrail.run.build import check_sense, make_learner, make_loader, pick_device
 from vitrail.run.drive import FRESH, Driver, OnEpoch
 from vitrail.run.journal import Journal
 from vitrail.run.live import Live
 from vitrail.run.plan import plan
-from vitrail.run.predictions import Predictions, Seen, ask
-from vitrail.run.recipe import Recipe, build, digest, merge, read_recipe, write_toml
-from vitrail.run.record import JOURNAL, METRICS, MODEL, RECIPE, asked_instead, with_reasons
+from vitrail.run.predictions import Predictions, Seen, ask_together
+from vitrail.run.recipe import Recipe, build, digest, merge, plain, read_recipe, write_toml
+from vitrail.run.record import (
+    JOURNAL,
+    METRICS,
+    MODEL,
+    RECIPE,
+    asked_instead,
+    read_metrics,
+    with_reasons,
+)
 from vitrail.training import state
+from vitrail.training.distributed import TIMEOUT, Together, joined
 from vitrail.training.learner import Learner, computed_in
 from vitrail.zoo import load as zoo
 from vitrail.zoo.file import load_model, save_model
 
 log = logging.getLogger(__name__)
 
+LAUNCH = ".launch"  # in a run folder: which torchrun began it
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     folder: Path
     metrics: dict[str, Any]  # as `train --json` prints them
+    first: bool = True  # of the processes that trained it; the others stay silent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +61,7 @@ class Showing:
 
     tensorboard: bool = False
     quiet: bool = False
+    report: bool = True
     test: bool = True  # look at the test images at the end
     on_epoch: OnEpoch = lambda line: None
 
@@ -81,6 +96,7 @@ def train(
     quiet: bool = False,
     began: float | None = None,
     on_epoch: OnEpoch = lambda line: None,
+    timeout: float = TIMEOUT,
     **wishes: Any,
 ) -> Run:
     """Trains a model on `data` and leaves a run folder.
@@ -91,33 +107,51 @@ def train(
     time.monotonic, until the results are written; by default from this call. After that, and
     unless `report` is false, comes the page `report.html`. With `test` false no test image is
     looked at. `on_epoch` is told of every look at the validation images.
+
+    The processes of a torchrun train together, and wait `timeout` seconds for each other. When it
+    starts them again after a failure, they go on with the run they began.
     """
     began = time.monotonic() if began is None else began
     asked = build(Wishes, wishes)
-    live = Live(quiet=quiet)
     table = merge(read_recipe(recipe) if recipe else {}, changes or {})
     data = str(data or table.get("source", ""))
     if not data:
         raise UserError("no data was given; give a folder, a table, or a name such as digits")
-    source = open_data(data)
-    place = pick_device(asked.device)
-    settings, reasons = design(source, data, table, asked, place, live)
-    folder = fresh_run(out, source)
-    with state.lock(folder):
-        try:
-            loader = make_loader(settings, source, place)
-            loader.prepare("train", "val")
-            learner = make_learner(settings, place)
-            settings = plan(settings, loader, learner, asked.minutes, began, live)
-            files.write(folder / RECIPE, with_reasons(reasons, write_toml(settings)))
-        except BaseException:
-            remove_untouched(folder)
-            raise
-        facts = {**FRESH, "data": fingerprint(source)}
-        live.say(f"run {folder}")
-        show = Showing(tensorboard=tensorboard, quiet=quiet, test=test, on_epoch=on_epoch)
-        done = go(folder, settings, loader, learner, facts, show)
-        return told(done, loader, live) if report else done
+    with joined(timeout) as together:
+        show = Showing(
+            tensorboard=tensorboard,
+            quiet=quiet or not together.first,
+            report=report and together.first,
+            test=test,
+            on_epoch=on_epoch,
+        )
+        live = Live(quiet=show.quiet)
+        source = opened(data, together)
+        earlier = together.tell(begun(out, source, together))
+        if earlier and together.tell((Path(earlier) / RECIPE).is_file()):
+            return go_on(Path(earlier), asked.device, show, together)
+        place = pick_device(asked.device, together.local)
+        settings, reasons, folder = Recipe(), [""], Path()
+        if together.first:
+            settings, reasons = design(source, data, table, asked, place, live)
+            folder = Path(earlier) if earlier else fresh_run(out, source, together.launch)
+        settings, folder = agreed(settings, together), Path(together.tell(str(folder)))
+        with owned(folder, together):
+            try:
+                loader = make_loader(settings, source, place, together)
+                facts = {**FRESH, "data": same_data(source, together)}
+                loader.prepare("train", "val")
+                learner = make_learner(settings, place)
+                planned = plan(settings, loader, learner, asked.minutes, began, live, together)
+                settings = agreed(planned, together)
+                if together.first:
+                    files.write(folder / RECIPE, with_reasons(reasons, write_toml(settings)))
+            except BaseException:
+                if together.first:
+                    remove_untouched(folder)
+                raise
+            live.say(f"run {folder}")
+            return go(folder, settings, loader, learner, facts, show, together)
 
 
 def resume(
@@ -128,21 +162,41 @@ def resume(
     test: bool = True,
     quiet: bool = False,
     on_epoch: OnEpoch = lambda line: None,
+    timeout: float = TIMEOUT,
 ) -> Run:
     """Goes on with a run where its newest whole state stands."""
-    folder = Path(folder)
-    if not (folder / RECIPE).is_file():
+    with joined(timeout) as together:
+        show = Showing(
+            quiet=quiet or not together.first,
+            report=report and together.first,
+            test=test,
+            on_epoch=on_epoch,
+        )
+        return go_on(Path(folder), device, show, together)
+
+
+def go_on(folder: Path, device: str, show: Showing, together: Together) -> Run:
+    """Only the first process needs to see the run folder: it hands out what it reads there."""
+    if together.first and not (folder / RECIPE).is_file():
         raise UserError(f"{folder} is no run: it has no {RECIPE}; give a folder that train made")
-    live = Live(quiet=quiet)
-    with state.lock(folder):
-        if (folder / METRICS).is_file():
+    live = Live(quiet=show.quiet)
+    with owned(folder, together):
+        metrics = together.tell(read_metrics(folder) if together.first else None)
+        if metrics is not None:
             live.say(f"{folder} is finished")
-            return Run(folder=folder, metrics=json.loads((folder / METRICS).read_text()))
-        settings = build(Recipe, read_recipe(folder / RECIPE))
-        source, place = open_data(settings.source), pick_device(device)
-        loader, learner = make_loader(settings, source, place), make_learner(settings, place)
-        facts = {**FRESH, "data": fingerprint(source)}
-        if (saved := state.load(folder / "state")) is not None:
+            return Run(folder=folder, metrics=metrics, first=together.first)
+        settings = Recipe()
+        if together.first:
+            files.sweep(folder, JOURNAL, MODEL, METRICS, predictions.FILE)
+            settings = build(Recipe, read_recipe(folder / RECIPE))
+        settings = agreed(settings, together)
+        source = opened(settings.source, together)
+        place = pick_device(device, together.local)
+        loader = make_loader(settings, source, place, together)
+        learner = make_learner(settings, place)
+        facts = {**FRESH, "data": same_data(source, together)}
+        saved = state.load(folder / "state") if together.first else None
+        if saved is not None:
             for warning in saved.warnings:
                 live.say(warning)
             if saved.facts["data"] != facts["data"]:
@@ -150,13 +204,56 @@ def resume(
                     f"{settings.source} is not the data this run began with: images were added, "
                     f"removed, renamed or changed; put them back, or start a new run"
                 )
-            learner.restore(saved.tensors)
             facts |= saved.facts
+            if facts["best"] and not holds_model(folder):
+                live.say(f"{MODEL} is missing or damaged; the best weights from here on are kept")
+                facts["best"] = None
+        facts = together.tell(facts)
+        if tensors := together.hand_out(saved.tensors if saved else {}):
+            learner.restore(tensors)
         live.say(f"run {folder}: going on from step {facts['step']} of {settings.train.steps}")
         loader.prepare("train", "val")
-        show = Showing(quiet=quiet, test=test, on_epoch=on_epoch)
-        done = go(folder, settings, loader, learner, facts, show)
-        return told(done, loader, live) if report else done
+        return go(folder, settings, loader, learner, facts, show, together)
+
+
+def opened(data: str, together: Together) -> Source:
+    """The data set; a download is the first process's."""
+    source = open_data(data) if together.first else None
+    together.tell(None)
+    return source or open_data(data, progress=False)
+
+
+def same_data(source: Source, together: Together) -> str:
+    """The checksum of the data, which machines may have copied wrongly."""
+    mine = fingerprint(source)
+    if together.tell(mine) != mine:
+        raise UserError(
+            f"{source.name} at rank {together.rank} is not what rank 0 has; "
+            f"give all machines the same files"
+        )
+    return mine
+
+
+def agreed(recipe: Recipe, together: Together) -> Recipe:
+    """The first process's recipe."""
+    return recipe if together.world == 1 else build(Recipe, together.tell(plain(recipe)))
+
+
+def begun(out: str | Path | None, source: Source, together: Together) -> str:
+    """The run folder that an earlier attempt of the same torchrun began; empty if none did."""
+    folders = [Path(out)] if out else Path("runs").glob(f"{glob.escape(source.name)}-*")
+    for folder in folders:
+        mark = folder / LAUNCH
+        if together.launch and mark.is_file() and mark.read_text() == together.launch:
+            return str(folder)
+    return ""
+
+
+@contextmanager
+def owned(folder: Path, together: Together) -> Iterator[None]:
+    """Nobody else writes into the folder while the first process is here."""
+    with state.lock(folder) if together.first else nullcontext():
+        yield
 
 
 def design(
@@ -206,18 +303,22 @@ def design(
     return made, reasons
 
 
-def fresh_run(out: str | Path | None, source: Source) -> Path:
-    """A new run folder; of one that holds a run, how to go on with it."""
+def fresh_run(out: str | Path | None, source: Source, launch: str) -> Path:
+    """A new run folder, with the mark of its torchrun; of one that holds a run, how to go on."""
     if out is not None and (Path(out) / RECIPE).exists():
         raise UserError(
             f"{out} holds a run; go on with `vitrail resume {out}`, or choose another --out"
         )
-    return files.fresh_folder(out, Path("runs") / source.name)
+    folder = files.fresh_folder(out, Path("runs") / source.name)
+    if launch:
+        files.write(folder / LAUNCH, launch)
+    return folder
 
 
 def remove_untouched(folder: Path) -> None:
     """Nothing was trained: nothing stays behind."""
-    (folder / ".lock").unlink(missing_ok=True)
+    for name in (".lock", LAUNCH):
+        (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
 
@@ -229,18 +330,47 @@ def go(
     learner: Learner,
     facts: dict[str, Any],
     show: Showing,
+    together: Together,
 ) -> Run:
     """Trains to the end, then judges the best weights."""
     about = describe(recipe, loader, facts)
 
-    def keep(best: dict[str, Any]) -> None:
+    def keep(best: dict[str, Any] | None) -> None:
+        if not folder.is_dir():
+            raise state.gone(folder, "the best model")
         save_model(folder / MODEL, learner.result, {**about, "best": best})  # type: ignore[arg-type]
 
-    journal = Journal(folder / JOURNAL, facts["step"], show.tensorboard)
-    with closing(journal), Live(recipe.train.steps, show.quiet) as live:
-        on_epoch = show.on_epoch
-        Driver(folder, recipe, loader, learner, facts, live, journal, keep, on_epoch).drive()
-    return judge(folder, recipe, loader, about, facts, ("val", "test") if show.test else ("val",))
+    with ExitStack() as stack:
+        live = stack.enter_context(Live(recipe.train.steps, show.quiet))
+        journal = None
+        if together.first:
+            journal = Journal(folder / JOURNAL, facts["step"], show.tensorboard)
+            stack.enter_context(closing(journal))
+        Driver(
+            folder,
+            recipe,
+            loader,
+            learner,
+            facts,
+            live,
+            journal,
+            keep,
+            on_epoch=show.on_epoch,
+            together=together,
+        ).drive()
+    if facts["best"] is None and together.first:  # no look was left after the model was lost
+        keep(None)
+    splits: tuple[Split, ...] = ("val", "test") if show.test else ("val",)
+    done = judge(folder, recipe, loader, about, facts, splits, together)
+    return told(done, loader.alone(), live) if show.report else done
+
+
+def holds_model(folder: Path) -> bool:
+    try:
+        load_model(folder / MODEL)
+    except UserError:
+        return False
+    return True
 
 
 def told(done: Run, loader: Loader, live: Live) -> Run:
@@ -278,9 +408,11 @@ def judge(
     about: dict[str, Any],
     facts: Mapping[str, Any],
     splits: tuple[Split, ...],
+    together: Together,
 ) -> Run:
     """The best weights on validation and test images; writes what a finished run leaves."""
-    model, kept = load_model(folder / MODEL)
+    model, kept = load_model(folder / MODEL) if together.first else (ViT(recipe.vit).eval(), {})
+    model.load_state_dict(together.hand_out(model.state_dict()))
     model.to(loader.device)
     dtype = computed_in(recipe.train.precision, loader.device)
     scores: dict[str, Any] = {"val": None, "test": None}
@@ -289,12 +421,16 @@ def judge(
     for split in splits:
         if not len(indices(loader.source, split)):
             continue
-        answers = ask(model, loader, split, dtype)
+        answers = ask_together(model, loader, split, dtype, together)
+        if answers is None:
+            continue
         rate = accuracy(answers.logits, answers.labels)
         scores[split] = {"accuracy": rate, "interval": list(interval(rate, len(answers.labels)))}
         if split == "val":
             temperature = fit_temperature(answers.logits, answers.labels)
         seen[split] = answers.judged(temperature)
+    if not together.first:
+        return Run(folder=folder, metrics=together.tell({}), first=False)
     metrics = {
         "run": str(folder),
         "model": recipe.model,
@@ -309,4 +445,4 @@ def judge(
     origin["made"] = predictions.made()
     predictions.keep(folder, Predictions(splits=seen, facts=origin))
     files.write(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
-    return Run(folder=folder, metrics=metrics)
+    return Run(folder=folder, metrics=together.tell(metrics))

@@ -1,19 +1,20 @@
 """The training loop, as a generator of steps: logging, saving and stopping are its driver's."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
+from vitrail.training.distributed import ALONE, Together, unsynced
 from vitrail.training.learner import Learner
 from vitrail.training.schedule import kept_patches, learning_rate
 
@@ -26,7 +27,7 @@ class Step:
     loss: float  # mean over the batch
     lr: float
     gradient: float  # its length, before clipping
-    images: int
+    images: int  # of all processes
     right: int  # images whose class came out highest; of mixed ones, the stronger of the two
 
 
@@ -43,22 +44,30 @@ def train(
     start: int = 0,
     patches: int = 0,
     class_weights: Tensor | None = None,
-    rank: int = 0,
+    together: Together = ALONE,
+    heard: Sized = (),
 ) -> Iterator[Step]:
     """Trains from step `start` on, until `total` steps are done or the batches end.
 
-    Chance is a function of seed, step and `rank` (which tells apart the processes that share a
+    Chance is a function of seed, step and rank (which tells apart the processes that share a
     training), so `batches` need only begin with that of step `start`. Given `patches`, their
     number in an image, the model is called with `keep` while `config` leaves some out.
+    Processes that train `together` each have their share of every batch, of whatever size; all
+    of them end before the next step once one has `heard` something.
     """
     if config.drop_patches and not patches:
         raise UserError("drop_patches needs to know how many there are; give patches, or set it 0")
     model, optimizer, scaler = learner.model, learner.optimizer, learner.scaler
     parameters = list(model.parameters())
-    forward = torch.compile(model) if config.compile else model
     objective = partial(cross_entropy, smoothing=config.smoothing, class_weights=class_weights)
     for step, (images, targets) in zip(range(start, total), batches, strict=False):
-        reseed(step_seed(config.seed, step, rank), learner.device)
+        count, stop = together.sum(len(images), len(heard))
+        if stop:
+            return
+        if step == start:
+            shared = together.spread(model, images.to(learner.device))
+            forward = torch.compile(shared) if config.compile else shared
+        reseed(step_seed(config.seed, step, together.rank), learner.device)
         lr = learning_rate(step, total, config)
         for group in optimizer.param_groups:
             group["lr"] = lr * group["scale"]
@@ -67,16 +76,19 @@ def train(
 
         model.train()
         optimizer.zero_grad()
-        with memory_told(config):
-            loss, hits = backward(learner, look, objective, images, targets, config.accumulate)
+        share = count / together.world  # DDP takes the mean of all gradients
+        with memory_told(len(images), config.accumulate), together.answered():
+            parts = cut(learner, images, targets, config.accumulate)
+            loss, hits = backward(learner, shared, look, objective, parts, share)
         scaler.unscale_(optimizer)
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
         number, gradient, right = torch.stack([loss.float(), norm.float(), hits.float()]).tolist()
+        number, right = together.sum(number / together.world, right)
         overflow = not math.isfinite(gradient)  # in float16, a smaller scale may still mend it
         if not math.isfinite(number) or (overflow and scaler.get_scale() <= 1):
             raise Diverged(
                 f"step {step + 1} has loss {number:g} and gradient {gradient:g} and was not taken: "
-                + likely_cause(learner, images, lr)
+                + likely_cause(learner, together.sum(int((~images.isfinite()).sum()))[0] > 0, lr)
             )
         if not overflow:
             if config.clip and gradient > config.clip:
@@ -90,7 +102,7 @@ def train(
             loss=number,
             lr=lr,
             gradient=gradient,
-            images=len(images),
+            images=int(count),
             right=int(right),
         )
 
@@ -113,26 +125,31 @@ def look_at_some(forward: Callable[..., Tensor], patches: int, kept: int, images
     return forward(images, keep=index)
 
 
-def backward(
-    learner: Learner,
-    look: Callable[[Tensor], Tensor],
-    objective: Callable[[Tensor, Tensor], Tensor],
-    images: Tensor,
-    targets: Tensor,
-    accumulate: int,
-) -> tuple[Tensor, Tensor]:
-    """Adds up the gradients of all parts of a batch; the mean loss, and how many were right."""
-    count = len(images)
-    cut = [
-        tensor.to(learner.device, non_blocking=True).tensor_split(min(accumulate, count))
+def cut(learner: Learner, images: Tensor, targets: Tensor, accumulate: int) -> list[Batch]:
+    """The parts a batch is computed in."""
+    pieces = [
+        tensor.to(learner.device, non_blocking=True).tensor_split(min(accumulate, len(images)))
         for tensor in (images, targets)
     ]
+    return list(zip(*pieces, strict=True))
+
+
+def backward(
+    learner: Learner,
+    model: nn.Module,
+    look: Callable[[Tensor], Tensor],
+    objective: Callable[[Tensor, Tensor], Tensor],
+    parts: list[Batch],
+    count: float,
+) -> tuple[Tensor, Tensor]:
+    """Adds up the gradients of all parts of a batch; the mean loss, and how many were right."""
     total, right = torch.zeros((2,), device=learner.device)
-    for some, wanted in zip(*cut, strict=True):
-        with learner.autocast():
-            logits = look(some)
-        loss = objective(logits, wanted) / count
-        learner.scaler.scale(loss).backward()
+    for number, (some, wanted) in enumerate(parts, 1):
+        with nullcontext() if number == len(parts) else unsynced(model):
+            with learner.autocast():
+                logits = look(some)
+            loss = objective(logits, wanted) / count
+            learner.scaler.scale(loss).backward()
         total = total + loss.detach()
         right = right + right_answers(logits.detach(), wanted)
     return total, right
@@ -161,21 +178,21 @@ def balance(counts: Tensor) -> Tensor:
 
 
 @contextmanager
-def memory_told(config: TrainConfig) -> Iterator[None]:
+def memory_told(images: int, accumulate: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise UserError(
-            f"no memory for {math.ceil(config.batch / config.accumulate)} images at once; "
-            f"raise accumulate to {2 * config.accumulate}, or lower batch"
+            f"no memory for {math.ceil(images / accumulate)} images at once; "
+            f"raise accumulate to {2 * accumulate}, or lower batch"
         ) from error
 
 
-def likely_cause(learner: Learner, images: Tensor, lr: float) -> str:
+def likely_cause(learner: Learner, broken: bool, lr: float) -> str:
     """Why a loss or gradient is not finite, and what to do."""
-    if not images.isfinite().all():
+    if broken:
         return "images of its batch hold NaN or infinity; mend the data"
     if not all(p.isfinite().all() for p in learner.model.parameters()):
         return "the weights held NaN or infinity before it; start from other weights"

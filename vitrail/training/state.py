@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch import distributed as dist
 
 from vitrail import files
 from vitrail.errors import UserError
@@ -47,7 +48,7 @@ def save(
     folder = Path(folder)
     path = folder / f"step-{step:08d}"
     if not folder.parent.is_dir():
-        raise UserError(f"{folder.parent} is gone, step {step} was not saved; put it back")
+        raise gone(folder.parent, f"step {step}")
     failure = f"cannot save step {step} in {folder}"
     with disk_told(failure, "older states are untouched"), files.replacing(path) as new:
         new.mkdir()
@@ -58,6 +59,12 @@ def save(
         set_aside(path)
     with disk_told(f"cannot clear {folder} of older states", "the newest is saved"):
         prune(folder, step)
+
+
+def gone(folder: Path, what: str) -> UserError:
+    return UserError(
+        f"{folder} is gone, {what} was not saved; put it back, or resume it where it is now"
+    )
 
 
 def load(folder: str | Path) -> State | None:
@@ -151,8 +158,7 @@ def prune(folder: Path, step: int) -> None:
 
     States past it are broken, or the training would have gone on from there.
     """
-    for leftover in folder.glob(".step-*.tmp"):
-        shutil.rmtree(leftover)
+    files.sweep(folder, "step-*")
     older = [path for path in saved(folder) if number_of(path) < step and path.suffix != BEFORE]
     newest = folder / f"step-{step:08d}"
     for path in saved(folder):
@@ -165,6 +171,7 @@ def machine() -> dict[str, str | int]:
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "processes": dist.get_world_size() if dist.is_initialized() else 1,
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
@@ -174,7 +181,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
         f"saved with {name} {then.get(name)}, going on with {now[name]}: the last bits may differ"
         for name in now
-        if then.get(name) != now[name]
+        if then.get(name, now[name]) != now[name]
     )
 
 
@@ -184,9 +191,11 @@ def disk_told(failure: str, left: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{failure}: {error.strerror}; {left}") from error
+        raise UserError(f"{failure}: {files.refusal(error)}; {left}") from error
     except SafetensorError as error:
-        raise UserError(f"{failure}: {error}; {left}") from error
+        number = re.search(r"os error (\d+)", str(error))  # it writes for itself
+        why = files.refusal(OSError(int(number[1]), os.strerror(int(number[1])))) if number else ""
+        raise UserError(f"{failure}: {why or error}; {left}") from error
 
 
 _HELD: set[Path] = set()  # by this process, which the system would let in a second time

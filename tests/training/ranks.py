@@ -1,0 +1,57 @@
+"""Several processes of one test, forked, that find each other as those of torchrun do."""
+
+import multiprocessing
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vitrail.training.distributed import Together, joined
+
+
+def ranks(world: int, work: Callable[[Together], Any], timeout: float = 30) -> list[Any]:
+    """What `work` returns, or raises, in each of `world` processes; no tensors, please."""
+    context = multiprocessing.get_context("fork")
+    port = free_port()
+    started = []
+    for rank in range(world):
+        mine, theirs = context.Pipe(duplex=False)
+        arguments = (rank, world, port, work, timeout, theirs)
+        process = context.Process(target=live, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        started.append((process, mine))
+    end = time.monotonic() + 3 * timeout
+    found = [answer(pipe, end) for _, pipe in started]
+    for process, _ in started:
+        process.kill()
+        process.join()
+    return found
+
+
+def answer(pipe: Any, end: float) -> Any:
+    """None of a process that died or hangs."""
+    try:
+        return pipe.recv() if pipe.poll(max(0, end - time.monotonic())) else None
+    except EOFError:
+        return None
+
+
+def live(rank: int, world: int, port: int, work: Any, timeout: float, pipe: Any) -> None:
+    names = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    try:
+        with joined(timeout) as together:
+            found = work(together)
+    except BaseException as error:
+        found = error
+    pipe.send(found)
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
