@@ -7,17 +7,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vitrail.training.distributed import Together, joined
+from vitrail.training.distributed import joined
 
 
-def ranks(world: int, work: Callable[[Together], Any], timeout: float = 30) -> list[Any]:
-    """What `work` returns, or raises, in each of `world` processes; no tensors, please."""
+def ranks(
+    world: int, work: Callable[[Any], Any], timeout: float = 30, join: bool = True
+) -> list[Any]:
+    """What `work` returns, or raises, in each of `world` processes; no tensors, please.
+
+    It is given the processes that met, or without `join` its rank, and then joins by itself.
+    """
     context = multiprocessing.get_context("fork")
     port = free_port()
     started = []
     for rank in range(world):
         mine, theirs = context.Pipe(duplex=False)
-        arguments = (rank, world, port, work, timeout, theirs)
+        arguments = (rank, world, port, work, timeout if join else 0, theirs)
         process = context.Process(target=live, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -43,8 +48,11 @@ def live(rank: int, world: int, port: int, work: Any, timeout: float, pipe: Any)
     os.environ.update({name: str(value) for name, value in names.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     try:
-        with joined(timeout) as together:
-            found = work(together)
+        if timeout:
+            with joined(timeout) as together:
+                found = work(together)
+        else:
+            found = work(rank)
     except BaseException as error:
         found = error
     pipe.send(found)

@@ -189,6 +189,7 @@ def test_gathered_rows_come_once_and_in_their_order(count):
     assert ranks(3, deals) == [list(range(count)), None, None]
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_named_after_the_timeout():
     def hangs(together):
         if together.rank == 1:
