@@ -26,7 +26,7 @@ from vitrail.data.progress import bar
 from vitrail.data.source import Source
 from vitrail.data.split import digest
 from vitrail.data.workers import Note, Slot, ahead, default_workers
-from vitrail.errors import UserError
+from vitrail.errors import Refused, UserError
 
 CHUNK = 16  # images that a worker looks at before it answers
 PHOTO = 32  # pixels of the short side from which on pictures are compared by their look
@@ -145,6 +145,8 @@ class Look:
             note(item)
             try:
                 seen.rows[row], sum = self.look(item)
+            except Refused:
+                raise
             except UserError as error:
                 seen.broken[item] = str(error)
                 continue

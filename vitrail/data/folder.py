@@ -42,8 +42,11 @@ class Files:
         return len(self.ids)
 
     def __getitem__(self, index: int) -> Item:
-        name = self.ids[index]
-        return Item(read_file(os.path.join(self.root, name)), int(self.labels[index]), name)
+        name, size = self.ids[index], int(self.sizes[index])
+        content = read_file(os.path.join(self.root, name))
+        if len(content) != size:
+            raise UserError(f"changed since it was listed: {len(content)} bytes instead of {size}")
+        return Item(content, int(self.labels[index]), name)
 
 
 @dataclass

@@ -26,7 +26,8 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from vitrail.errors import UserError
+from vitrail import files
+from vitrail.errors import Refused, UserError
 
 Pixels = NDArray[np.uint8]  # (height, width, channels)
 
@@ -142,7 +143,7 @@ def read_file(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
     except UserError:
         raise
     except (OSError, ValueError) as error:
-        raise UserError(cannot_read(error)) from error
+        raise cannot_read(error) from error
 
 
 def kind_of(content: bytes) -> str | None:
@@ -372,11 +373,14 @@ def not_an_image(content: bytes) -> str:
     return "not an image: no JPEG, PNG, WebP, GIF, BMP, TIFF or .npy"
 
 
-def cannot_read(error: OSError | ValueError) -> str:
+def cannot_read(error: OSError | ValueError) -> UserError:
+    """Why a file cannot be read, by the file's fault or, `Refused`, by the system's."""
     if isinstance(error, FileNotFoundError):
-        return "no such file"
+        return UserError("no such file")
+    if isinstance(error, OSError) and error.errno in files.SHORT:
+        return Refused(f"cannot be read: {files.refusal(error).lower()}")
     words = error.strerror if isinstance(error, OSError) else None
-    return f"cannot be read: {(words or str(error)).lower()}"
+    return UserError(f"cannot be read: {(words or str(error)).lower()}")
 
 
 def reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ from vitrail.data.image import Pixels, facts, load_image
 from vitrail.data.preprocess import fit, shrink
 from vitrail.data.source import Source
 from vitrail.data.workers import Note, Slot, ahead
-from vitrail.errors import UserError
+from vitrail.errors import Refused, UserError
 
 Items = NDArray[np.int64]  # numbers of images in their source
 
@@ -32,7 +32,7 @@ class Reader:
         try:
             pixels = load_image(self.source[item].content, self.view.channels)
         except UserError as error:
-            raise UserError(f"{self.source.ids[item]}: {error}") from error
+            raise type(error)(f"{self.source.ids[item]}: {error}") from error
         if self.whole:
             return shrink(pixels, self.spare, self.view.interpolation)
         return np.ascontiguousarray(fit(self.view, pixels).transpose(2, 0, 1))
@@ -109,6 +109,8 @@ class Decode:
             note(item)
             try:
                 pixels = self.reader(item)
+            except Refused:
+                raise
             except UserError as error:
                 answers.append(str(error))
                 continue

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.folder import hidden, walk
-from vitrail.data.image import MAX_BYTES, SUFFIXES, check_bytes
+from vitrail.data.image import MAX_BYTES, SUFFIXES, cannot_read, check_bytes
 from vitrail.data.names import Names, match, tidy, unique
 from vitrail.data.notes import keep, recall
 from vitrail.data.progress import bar
@@ -54,7 +54,7 @@ class Shards:
             with open(self.path / self.shards[self.which[index]], "rb") as file:
                 content = os.pread(file.fileno(), size, int(self.offsets[index]))
         except OSError as error:
-            raise UserError(f"cannot be read: {(error.strerror or str(error)).lower()}") from error
+            raise cannot_read(error) from error
         if len(content) < size:
             raise UserError("truncated")
         return Item(content, int(self.labels[index]), name)

@@ -14,7 +14,7 @@ from vitrail.data.names import Names
 from vitrail.data.notes import keep, recall
 from vitrail.data.progress import bar
 from vitrail.data.source import Source
-from vitrail.errors import UserError
+from vitrail.errors import Refused, UserError
 
 SPLITS = {  # what folders, shards and tables call a split
     "train": "train",
@@ -173,6 +173,8 @@ def read_digests(source: Source, which: NDArray[np.int64]) -> Iterator[bytes | N
 def item_digest(source: Source, index: int) -> bytes | None:
     try:
         return digest(source[index].content)
+    except Refused:
+        raise
     except UserError:
         return None
 

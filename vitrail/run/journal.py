@@ -1,6 +1,8 @@
 """`journal.jsonl`: one line per logged step and per epoch, kept true through kills and resumes."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,27 @@ class Journal:
         self.path = path
         kept = [line for line in read_journal(path) if line["step"] <= start]
         files.write(path, "".join(json.dumps(line) + "\n" for line in kept))
-        self.file = path.open("a")
+        with self.told():
+            self.file = path.open("ab", buffering=0)  # what was refused is not tried again
         self.board = board(path.parent / "tensorboard", start) if tensorboard else None
 
     def write(self, line: dict[str, Any]) -> None:
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+        with self.told():
+            rest = json.dumps(line).encode() + b"\n"
+            while rest:
+                rest = rest[self.file.write(rest) :]
         if self.board:
             for key, value in line.items():
                 if key not in ("kind", "step", "epoch") and value is not None:
                     self.board.add_scalar(f"{line['kind']}/{key}", value, line["step"])
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = f"cannot write {self.path}: {files.refusal(error)}"
+            raise UserError(f"{why}; the saved states are untouched") from error
 
     def close(self) -> None:
         self.file.close()
@@ -36,15 +49,22 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """All whole lines; a kill may have torn the last one."""
     lines = []
     if path.exists():
-        for text in path.read_text().splitlines():
+        for text in read(path).splitlines():
             try:
                 line = json.loads(text)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 break
             if not isinstance(line, dict) or not isinstance(line.get("step"), int):
                 break
             lines.append(line)
     return lines
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {files.refusal(error)}") from error
 
 
 def board(folder: Path, start: int) -> Any:

@@ -85,7 +85,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the recipe {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"the recipe {path} is no TOML: {error}") from error
     version = table.pop("format", FORMAT)
     if version != FORMAT:

@@ -1,6 +1,7 @@
 """A run folder read back: its recipe and reasons, journal, numbers and predictions."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,13 +67,25 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for key in ("model", "epochs", "steps", "seconds", "val", "test"):
-            metrics[key]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        check_metrics(metrics)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(
             f"{path} is damaged: {error!r:.80}; `vitrail evaluate {folder} DATA` counts anew"
         ) from error
     return metrics
+
+
+def check_metrics(metrics: dict[str, Any]) -> None:
+    """Fails, in whatever way, where a number of a finished run is missing or none."""
+    if not all(isinstance(metrics[key], str) for key in ("run", "model")):
+        raise TypeError("a name is no text")
+    numbers = [metrics[key] for key in ("epochs", "steps", "seconds")]
+    for split in ("val", "test"):
+        if metrics[split] is not None:
+            low, high = metrics[split]["interval"]
+            numbers += [metrics[split]["accuracy"], low, high]
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise TypeError("a number is none")
 
 
 def with_reasons(reasons: Sequence[str], recipe: str) -> str:

@@ -12,13 +12,12 @@ import torch
 from vitrail.data.config import MEANS, Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.model.cost import parameters
 from vitrail.model.vit import ViT
 from vitrail.zoo.architecture import FREE, Found, recognise
 from vitrail.zoo.assemble import Notes, assemble
 from vitrail.zoo.beside import Beside
 from vitrail.zoo.beside import preprocess as fitted
-from vitrail.zoo.file import FORMAT, KEY
+from vitrail.zoo.file import FORMAT, KEY, own_config
 from vitrail.zoo.layout import Parts, sort
 from vitrail.zoo.place import Place, locate, open_place
 from vitrail.zoo.stored import Contents
@@ -28,7 +27,6 @@ Means = Literal["half", "imagenet", "clip"]
 
 ADAPTED = ("image", "patch", "channels", "classes", "depth", "head")
 TRAINED = ("drop_path", "dropout")  # they change training, and no tensor
-LARGEST = 1_000_000  # of the numbers that define an architecture
 CROPS = {"half": 0.9, "imagenet": 0.875, "clip": 1.0}  # usual below 384 pixels; 1 from there on
 
 
@@ -71,7 +69,7 @@ def load(
         parts = Parts(
             format="vitrail", pieces={name: {0: one} for name, one in contents.tensors.items()}
         )
-        config = own_config(facts, contents, source)
+        config = own_config(facts, numbers(contents), source)
         found = Found(vit=config, slots=config.readers)
         beside = own_words(facts)
     else:
@@ -117,22 +115,8 @@ def read_facts(contents: Contents, source: str) -> dict[str, Any]:
     return facts
 
 
-def own_config(facts: Mapping[str, Any], contents: Contents, source: str) -> ViTConfig:
-    """The architecture, believed if it has as many parameters as the file holds numbers."""
-    try:
-        said = dict(facts["vit"])
-        if any(isinstance(one, int | float) and abs(one) > LARGEST for one in said.values()):
-            raise UserError(f"{source} speaks of a model that is too large to be one: {said}")
-        config = ViTConfig(**said)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{source} does not say what model it holds: {error}") from error
-    numbers = sum(torch.Size(one.shape).numel() for one in contents.tensors.values())
-    if parameters(config) != numbers:
-        raise UserError(
-            f"{source} does not hold the model it speaks of, which has {parameters(config):,} "
-            f"parameters: it has {numbers:,} numbers"
-        )
-    return config
+def numbers(contents: Contents) -> int:
+    return sum(torch.Size(one.shape).numel() for one in contents.tensors.values())
 
 
 def own_words(facts: Mapping[str, Any]) -> Beside:
