@@ -19,9 +19,9 @@ from vitrail.errors import UserError
 
 Name = Literal["inference", "step", "input", "load", "knn", "start-up", "memory", "accuracy"]
 MINUTES: dict[Name, float] = {  # about; how the bar is shared, and what `make bench` may take
-    "inference": 7,
+    "inference": 7.5,
     "step": 2,
-    "input": 3,
+    "input": 2,
     "load": 2,
     "knn": 0.5,
     "start-up": 2,
@@ -44,7 +44,7 @@ NEEDED: dict[Name, tuple[str, ...]] = {  # as they are imported
 class Settings:
     names: Annotated[tuple[Name, ...], tyro.conf.Positional] = tuple(MINUTES)  # what to measure
     rounds: int = 100  # of a case in each of two repeats, at most
-    seconds: float = 12  # for it; it takes longer only if it has too few rounds by then
+    seconds: float = 8  # for it; it takes longer only if it has too few rounds by then
     out: Path = report.RESULTS  # folder for JSON, table and plot
     json: bool = False  # print one JSON document, by name, instead of the tables
     contest: Annotated[Contest, tyro.conf.OmitArgPrefixes] = field(

@@ -36,7 +36,7 @@ VIEW = Preprocess(
     size=224, interpolation="bilinear", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
 )
 TINY = Preprocess(size=32, mean=(0.49, 0.48, 0.45), std=(0.25,))
-IMAGES, TINIES = 768, 32 * 128  # in the set of photos, in the tiny one
+IMAGES, TINIES = 640, 32 * 128  # in the set of photos, in the tiny one
 WORKERS = 2  # processes that read, ours and theirs
 
 Start = Callable[[], Iterator[object]]  # begins an epoch, or goes on into the next one

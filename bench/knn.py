@@ -10,7 +10,7 @@ from bench.measure import Budget, Case, Task, Tick, measure, timed
 from vitrail.heads.knn import Search
 
 METRICS = {"cosine": "cosine", "euclid": "euclidean"}  # ours, and what scikit-learn calls it
-AMONG, ASKED = 50_000, 3000  # images that are known, and that are asked about
+AMONG, ASKED = 50_000, 1000  # images that are known, and that are asked about
 NEAREST = 10
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 REPEATS = 2  # of all cases of a bench, one after the other: minutes lie between those of a case
 TURN = 0.1  # seconds: a shorter task is called several times in a row, and the mean counts
-FEWEST = 3  # rounds of a case in a repeat, however long they take
+FEWEST = 2  # rounds of a case in a repeat, however long they take
 NOTICED, RESOLUTION = 0.01, 0.05  # ratios that differ by less are equal, by more are not
 
 Task = Callable[[], object]

@@ -9,7 +9,6 @@ from bench.measure import Budget, Case, Tick, Times, measure
 from bench.peers import PEERS
 
 CASES = [
-    ("inference", "Ti/16", 1),
     ("inference", "Ti/16", 16),
     ("step", "Mini/4", 128),
     ("step", "Ti/16", 8),

@@ -1,7 +1,8 @@
 """One peer's model taught with its recipe against the clock, in a process of its own.
 
 It is fed by our loader from the same images in memory, with the same split and normalisation. The
-clock stands still while validation images are looked at; the weights of the best look are kept.
+schedule follows the clock, which stands still while validation images are looked at; the weights
+of the best look are kept.
 """
 
 import copy
@@ -35,7 +36,6 @@ from vitrail.run.recipe import build
 MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {**PEERS, "seeds": SeedViT}
 LOOKS = 10  # at the validation images, at equal distances of time
 ALIKE = 0.2  # how far the number of parameters may lie from ours
-TRIAL, SHARE = (2.0, 10.0), 0.02  # seconds of timing before: least and most; part of the limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +87,12 @@ def our_choice(source: Source, minutes: float) -> tuple[ViTConfig, Preprocess]:
 
 def learn(model: nn.Module, loader: Loader, recipe: Recipe, lesson: Lesson) -> dict[str, Any]:
     limit = 60 * lesson.minutes
-    planned = max(1, math.floor(limit / seconds_per_step(model, loader, recipe, lesson.lr, limit)))
     optimizer, batches = make_optimizer(model, recipe, lesson.lr), loader.training()
     best, curve = -1.0, []
     kept: dict[str, Any] = {}
     clock, step, due, finite = 0.0, 0, 1, True
     while finite:
-        done = min(1.0, max(step / planned, clock / limit))
+        done = min(1.0, clock / limit)
         if done >= due / LOOKS:
             due = math.floor(done * LOOKS) + 1
             found = look(model, loader, "val")
@@ -110,7 +109,6 @@ def learn(model: nn.Module, loader: Loader, recipe: Recipe, lesson: Lesson) -> d
         model.load_state_dict(kept)
     return {
         "steps": step,
-        "planned": planned,
         "seconds": clock,
         "diverged": not finite,
         "curve": curve,
@@ -146,22 +144,6 @@ def take_step(
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     optimizer.step()
     return True
-
-
-def seconds_per_step(
-    model: nn.Module, loader: Loader, recipe: Recipe, lr: float, limit: float
-) -> float:
-    """Times steps on a copy, so that the training itself has not begun."""
-    model, batches = copy.deepcopy(model), loader.training()
-    optimizer = make_optimizer(model, recipe, lr)
-    trial = min(TRIAL[1], max(TRIAL[0], SHARE * limit))
-    for _ in range(2):  # the first ones allocate
-        take_step(model, optimizer, batches, recipe, lr)
-    start, steps = time.perf_counter(), 0
-    while steps < 3 or time.perf_counter() - start < trial:
-        take_step(model, optimizer, batches, recipe, lr)
-        steps += 1
-    return (time.perf_counter() - start) / steps
 
 
 def look(model: nn.Module, loader: Loader, split: Split) -> float:

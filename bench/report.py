@@ -140,6 +140,10 @@ def shares_table(where: dict[str, Any]) -> str:
     for group in where["rows"][peers[0]]:
         cells = [f"{where['rows'][peer][group]:.1%}" for peer in peers]
         lines.append(f"| {group} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "`attention` is fused, or its softmax; spelled out, its products are matrix products.",
+    ]
     return "\n".join(lines)
 
 

@@ -3,6 +3,8 @@
 import json
 import math
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -125,8 +127,8 @@ def test_rates_rise_and_fall_as_published():
 
 @pytest.fixture
 def hurried(monkeypatch):
-    """Twelve small steps, however long they take."""
-    monkeypatch.setattr(pupil, "seconds_per_step", lambda *rest: 60 / 12)
+    """Every step takes five seconds of the clock, and little of ours."""
+    monkeypatch.setattr(pupil, "time", SimpleNamespace(perf_counter=count(step=5).__next__))
     seeds = replace(RECIPES["seeds"], batch=16)
     monkeypatch.setitem(pupil.RECIPES, "seeds", seeds)
 
@@ -135,14 +137,14 @@ def hurried(monkeypatch):
 def test_a_lesson_is_looked_at_at_equal_distances_and_tested_once(hurried):
     found = teach(Lesson(data="digits", peer="seeds", minutes=1, lr=1e-3))
     assert found["published"] and not found["diverged"]
-    assert found["steps"] == found["planned"] == 12
-    assert len(found["curve"]) == pupil.LOOKS and found["curve"][-1][0] == found["seconds"]
+    assert (found["steps"], found["seconds"]) == (12, 60)
+    assert len(found["curve"]) == pupil.LOOKS and found["curve"][-1][0] == 60
     assert found["val"] == max(right for _, right in found["curve"])
     assert 0 < found["test"] <= 1
 
 
 def test_one_step_past_many_marks_is_looked_at_once(hurried, monkeypatch):
-    monkeypatch.setattr(pupil, "seconds_per_step", lambda *rest: 60 / 2)
+    monkeypatch.setattr(pupil, "time", SimpleNamespace(perf_counter=count(step=30).__next__))
     assert len(teach(Lesson(data="digits", peer="seeds", minutes=1, lr=1e-3))["curve"]) == 2
 
 

@@ -24,7 +24,6 @@ main(Settings(names=names, rounds=1, seconds=0.1, out=Path(sys.argv[1])))
 TAUGHT = """
 import json
 from bench import pupil
-pupil.TRIAL = (0.0, 0.0)
 for peer in ("timm", "transformers", "vit-pytorch"):
     pupil.RECIPES[peer] = pupil.replace(pupil.RECIPES[peer], batch=16)
     print(json.dumps(pupil.teach(pupil.Lesson(data="digits", peer=peer, minutes=0.02, lr=1e-3))))

@@ -100,5 +100,5 @@ def test_every_layout_is_loaded(monkeypatch):
     monkeypatch.setattr(load, "MODEL", "Ti/16")
     monkeypatch.setattr(load, "OWNERS", dict.fromkeys(load.OWNERS, ()))
     cases = load.run(ONCE, quiet)["cases"]
-    assert len(cases) == 2 * len(load.OWNERS)
+    assert len(cases) == 3 * len(load.OWNERS)
     assert all(case["rows"]["vitrail"]["median"] > 0 for case in cases)
