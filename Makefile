@@ -17,7 +17,7 @@ quick: $(READY)
 
 # kills, full disks, flipped bytes, hostile files: a quarter of an hour, and a table
 faults: $(READY)
-	VITRAIL_FAULTS=full $(BIN)/pytest tests/faults
+	VITRAIL_FAULTS=full $(BIN)/pytest -n 2 tests/faults
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -10,12 +10,9 @@ from typing import Any
 
 from vitrail.cli.main import main
 
-PRELOAD = [
-    "pytest",
-    "torch._dynamo",
-    "vitrail.cli.resume",
-    "vitrail.cli.train",
-    "tests.faults.fuzz",
+PRELOAD = [  # all that a run imports on its way
+    *("pytest", "torch._dynamo", "typeguard", "vitrail.cli.resume", "vitrail.cli.train"),
+    *("vitrail.data.builtin", "vitrail.data.folder", "tests.faults.fuzz"),
 ]
 PATIENCE = 120  # seconds after which a child counts as hung
 

@@ -262,55 +262,6 @@ def test_other_threads_and_versions_are_told(folder, monkeypatch):
     assert f"threads {torch.get_num_threads()}, going on with 64" in told[1]
 
 
-KILLS = """
-import os, sys
-from pathlib import Path
-import torch
-from vitrail.training.state import load, save
-
-folder = Path(sys.argv[1])
-put = lambda step, facts: save(folder, step, {"weight": torch.full((9,), float(step))}, facts)
-put(1, {}), put(2, {})
-kills = 0
-for step in (3, 3):  # a new state, then one of a step that is saved already
-    for number in range(100):
-        child = os.fork()
-        if child == 0:
-            calls = 0
-            def mortal(call):
-                def called(*arguments, **options):
-                    global calls
-                    calls += 1
-                    if calls > number:
-                        os._exit(9)
-                    return call(*arguments, **options)
-                return called
-            for name in ("fsync", "rename", "unlink", "rmdir", "mkdir", "open"):
-                setattr(os, name, mortal(getattr(os, name)))
-            put(step, {"try": number})
-            os._exit(0)
-        ended = os.waitpid(child, 0)[1]
-        state = load(folder)
-        assert state.step in (2, 3) and not state.warnings, (number, state)
-        assert state.tensors["weight"].tolist() == [float(state.step)] * 9
-        if ended == 0:
-            break
-        kills += 1
-    assert load(folder).step == 3
-    put(3, {})
-assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003"]
-print(kills)
-"""
-
-
-@pytest.mark.slow
-def test_a_kill_at_any_call_of_a_save_leaves_a_whole_state(folder):
-    done = subprocess.run(
-        [sys.executable, "-c", KILLS, folder], capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) > 30
-
-
 HOLD = """
 import fcntl, os, sys, time
 file = open(sys.argv[1], "a+")
