@@ -1,11 +1,12 @@
 """Writing: whole or not at all."""
 
+import errno
 import os
 
 import pytest
 
 from vitrail.errors import UserError
-from vitrail.files import replacing, write
+from vitrail.files import refusal, replacing, sweep, write
 
 
 def test_what_is_written_is_there(tmp_path):
@@ -44,3 +45,17 @@ def test_every_file_is_synced_before_the_rename(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "rename", lambda *names: (events.append("rename"), rename(*names)))
     write(tmp_path / "a", "x")
     assert events == ["sync", "rename", "sync"]
+
+
+def test_a_refusal_comes_with_advice_where_there_is_one():
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert refusal(full) == "No space left on device, free some space"
+    assert refusal(OSError(errno.EIO, os.strerror(errno.EIO))) == "Input/output error"
+    assert refusal(OSError("words alone")) == "words alone"
+
+
+def test_what_a_killed_writing_left_is_swept_and_nothing_else(tmp_path):
+    for name in (".a.txt.x1.tmp", ".b.txt.x2.tmp", "a.txt", ".a.txt"):
+        (tmp_path / name).mkdir()
+    sweep(tmp_path, "a.txt")
+    assert sorted(os.listdir(tmp_path)) == [".a.txt", ".b.txt.x2.tmp", "a.txt"]

@@ -5,6 +5,7 @@ import shutil
 import signal
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from PIL import Image
 from tests.faults import harm
 from tests.faults.children import Done, Harm, Nursery
 from tests.run.conftest import tensors
+from vitrail.run.journal import read_journal
 from vitrail.training import state
 
 STEPS, STOP = 24, 17  # it looks at the validation images after steps 15 and 24
@@ -89,13 +91,17 @@ class Lab:
     def resume(self, run: Path, *harms: Harm) -> Done:
         return self.nursery.vitrail("resume", run, harms=[harm.quick, *harms])
 
-    def recovers(self, run: Path, *harms: Harm, like: Path | None = None) -> Done:
-        """Goes on, and ends with the same bits in every tensor as the run that nothing stopped."""
+    def recovers(
+        self, run: Path, *harms: Harm, like: Path | None = None, journal: bool = True
+    ) -> Done:
+        """Goes on, and ends with the bits of a run that nothing stopped, and its `journal` too."""
         done = self.resume(run, *harms)
         assert done.code == 0, done
         ours, theirs = tensors(run), tensors(like or self.whole)
         assert ours.keys() == theirs.keys()
         assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+        if journal:
+            assert lines(run) == lines(like or self.whole)
         leftovers = [str(path) for path in run.rglob(".*.tmp")]
         assert not leftovers, leftovers
         return done
@@ -105,6 +111,13 @@ class Lab:
         told_in_one_line(self.resume(run, *harms), words)
         assert state.load(run / "state") is not None
         self.recovers(run, like=like)
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """Of the journal, without what the clock said."""
+    timed = ("seconds", "images_per_s")
+    found = read_journal(run / "journal.jsonl")
+    return [{k: v for k, v in line.items() if k not in timed} for line in found]
 
 
 def told_in_one_line(done: Done, words: str) -> None:
