@@ -26,7 +26,7 @@ DIGITS = [
     *("digits", *TINY, "--train.batch", "64", "--train.steps", "60", "--train.ema", "0.9"),
     *("--vit.dropout", "0.1", "--data.augment.mixup", "0.5", "--out", "run"),
 ]
-PATIENCE = 180  # seconds after which a torchrun counts as hung
+PATIENCE = 600  # seconds after which a torchrun counts as hung; ten restarts take some
 KILLS = [
     3,
     22,

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from tests.training.ranks import ranks
 from tests.training.tiny import CLASSES, Tiny, batches
+from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
-from vitrail.training.distributed import ALONE, Lost, Together
+from vitrail.training.distributed import ALONE, Lost, Together, joined
 from vitrail.training.learner import Learner
 from vitrail.training.loop import train
 
@@ -219,3 +220,9 @@ def test_one_process_is_alone_and_pays_nothing():
     assert ALONE.first and ALONE.sum(1, 2.5) == [1, 2.5] and ALONE.tell("x") == "x"
     model = Tiny()
     assert ALONE.spread(model, torch.zeros(1, 1, 4, 6)) is model
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_a_timeout_that_is_no_time_is_refused(seconds):
+    with pytest.raises(UserError, match="give a number of seconds above 0"), joined(seconds):
+        pass

@@ -75,9 +75,10 @@ def choose(
     minutes: float | None = None,
     epochs: int | None = None,
     device: str = "cpu",
+    processes: int = 1,
 ) -> Choice:
     """The recipe for training from scratch."""
-    rate = GPU_RATE if device != "cpu" else CPU_RATE * torch.get_num_threads()
+    rate = processes * (GPU_RATE if device != "cpu" else CPU_RATE * torch.get_num_threads())
     reasons: list[str] = []
     if model is None:
         model, vit = fitting(facts, device, rate, minutes, epochs)

@@ -133,7 +133,8 @@ def train(
         place = pick_device(asked.device, together.local)
         settings, reasons, folder = Recipe(), [""], Path()
         if together.first:
-            settings, reasons = design(source, data, table, asked, place, live)
+            processes = together.world
+            settings, reasons = design(source, data, table, asked, place, live, processes)
             folder = Path(earlier) if earlier else fresh_run(out, source, together.launch)
         settings, folder = agreed(settings, together), Path(together.tell(str(folder)))
         with owned(folder, together):
@@ -263,6 +264,7 @@ def design(
     asked: Wishes,
     place: torch.device,
     live: Live,
+    processes: int = 1,
 ) -> tuple[Recipe, list[str]]:
     """The whole recipe, chosen from the data, changed by recipe file and flags; and why."""
     facts = auto.look(source)
@@ -287,7 +289,12 @@ def design(
     else:
         model = asked.model or table.get("model")
         choice = auto.choose(
-            facts, model=model, minutes=asked.minutes, epochs=epochs, device=place.type
+            facts,
+            model=model,
+            minutes=asked.minutes,
+            epochs=epochs,
+            device=place.type,
+            processes=processes,
         )
     changes = {**table, "train": given}
     if instead := asked_instead(choice.settings, changes):

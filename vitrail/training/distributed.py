@@ -1,6 +1,7 @@
 """Many processes that share one training; one process is the case of world size 1."""
 
 import json
+import math
 import os
 import socket
 import time
@@ -123,9 +124,9 @@ class Together:
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
                 raise
-            raise Lost(self.loss(str(error).lower())) from error
+            raise Lost(self.complaint(str(error).lower())) from error
 
-    def loss(self, reason: str) -> str:
+    def complaint(self, reason: str) -> str:
         late = "timed out" in reason or "timeout" in reason
         absent = self.absent(GRACE if late else 0.0)
         if not late:
@@ -167,6 +168,8 @@ def unsynced(model: nn.Module) -> AbstractContextManager[None]:
 @contextmanager
 def joined(timeout: float = TIMEOUT) -> Iterator[Together]:
     """All processes that torchrun started, once they have met; without torchrun this one alone."""
+    if not 0 < timeout < math.inf:
+        raise UserError(f"timeout is {timeout:g}; give a number of seconds above 0")
     if not os.environ.keys() >= LAUNCHED:
         yield ALONE
         return
