@@ -1,5 +1,6 @@
 """The command `vitrail`: finds the verb, and tells mistakes in one line."""
 
+import atexit
 import logging
 import os
 import signal
@@ -48,6 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         run(arguments)
     except UserError as error:
+        # torchrun ends all processes when one ended; who is ending already does so in silence
+        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
         where = "" if rank == "0" else f" at rank {rank}"
         sys.exit(f"error{where}: {' '.join(str(error).split())}")
     except KeyboardInterrupt:
