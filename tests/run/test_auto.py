@@ -1,5 +1,7 @@
 """The recipe a data set asks for."""
 
+from dataclasses import replace
+
 import pytest
 
 from vitrail.run import auto
@@ -30,6 +32,12 @@ def test_a_short_time_wants_a_small_model_and_a_long_one_a_larger():
         auto.choose(CIFAR, minutes=minutes).settings["vit"]["width"] for minutes in (10, 200, 6000)
     ]
     assert widths == sorted(widths) and widths[0] < widths[2]
+
+
+def test_grey_pictures_are_left_as_they_are_where_few_passes_are_made():
+    grey = replace(DIGITS, images=54_000, side=28)
+    kinds = [auto.augmentation(grey, passes)[0] for passes in (3, 14, 100)]
+    assert kinds == ["none", "gentle digits", "digits"]
 
 
 def test_how_often_an_image_is_seen_decides_on_augmentation():

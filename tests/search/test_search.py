@@ -23,7 +23,7 @@ SMALL = {
     "data": {"workers": 0},
 }
 MAKE = page.make
-SPACE = '"train.lr" = {low = 1e-4, high = 1e-1, log = true}\naugment = ["none", "tiny digits"]\n'
+SPACE = '"train.lr" = {low = 1e-4, high = 1e-1, log = true}\naugment = ["none", "gentle digits"]\n'
 
 
 @pytest.fixture(autouse=True)

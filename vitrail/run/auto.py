@@ -18,6 +18,7 @@ from vitrail.zoo.presets import preset
 
 SAMPLE = 64  # images that are looked at to learn sizes and channels
 CPU_RATE, GPU_RATE = 1.5e10, 2e13  # multiply-adds a second in training, of one core and of a GPU
+FEW = 6  # passes over grey pictures, up to which they are better left as they are
 LONG = 2 * 3600  # seconds: a longer run that nobody asked for is announced
 
 
@@ -190,15 +191,16 @@ def default_epochs(facts: Facts) -> int:
 
 def augmentation(facts: Facts, passes: float) -> tuple[str, str]:
     """How much pictures are varied follows from how often each is seen."""
-    if passes < 1.5:
-        return "none", "hardly any image is seen twice, so variations only cost"
-    if facts.channels == 1 and facts.side <= 16:
-        return "tiny digits", "moves of less than a pixel; more would blur so small pictures"
-    if facts.channels == 1:
-        return (
-            "digits",
-            "small moves and turns; grey pictures may be digits, which flips would break",
-        )
+    grey = facts.channels == 1
+    if passes < (FEW if grey else 1.5):
+        return "none", "each image is seen so seldom that variations only slow the learning"
+    if grey and facts.side <= 16:
+        return "gentle digits", "moves of less than a pixel; more would blur so small pictures"
+    if grey:
+        told = "grey pictures may be digits, which flips would break"
+        if passes < 40:
+            return "gentle digits", f"very small moves and turns; {told}"
+        return "digits", f"small moves and turns, for many passes; {told}"
     if passes < 40:
         return "light", "flips and shifts, for a moderate number of passes"
     if passes < 150:

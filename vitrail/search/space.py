@@ -186,7 +186,7 @@ def default_space(base: Recipe) -> Space:
     }
     own = augment_name(base.data.augment)
     if own is not None:
-        grey = ("none", "tiny digits", "digits")
+        grey = ("none", "gentle digits", "digits")
         kinds = grey if base.vit.channels == 1 else ("none", "light", "medium", "strong")
         space["augment"] = Choice(values=kinds if own in kinds else (*kinds, own))
         space["strength"] = Range(low=0.25, high=1.5)
