@@ -51,6 +51,9 @@ WORDS += [
     "=",
 ]
 
+VALUES = ["-1", "0", "7", "0.5", "1e400", "nan", "inf", "9" * 25, "true", "null", '"x"', '""']
+VALUES += ["[]", "[1, 2]", "[[[]]]", "{a = 1}", '{"a": 1}', "1979-05-27", '["a", 1]']
+
 Mutation = Callable[[bytes, Generator], bytes]
 
 
@@ -98,6 +101,16 @@ def word(content: bytes, luck: Generator) -> bytes:
     return content[:place] + said + content[end:]
 
 
+def value(content: bytes, luck: Generator) -> bytes:
+    """What stands behind a name becomes another value, which TOML or JSON may read."""
+    places = [i for i, byte in enumerate(content[:20_000]) if byte in b"=:"] or [0]
+    place = int(luck.choice(places)) + 1
+    rest = content[place:]
+    end = min(rest.find(sign) % (len(rest) + 1) for sign in (b"\n", b",", b"}"))
+    said = VALUES[luck.integers(len(VALUES))].encode()
+    return content[:place] + b" " + said + rest[end:]
+
+
 def line(content: bytes, luck: Generator) -> bytes:
     """Lines change their places, come twice or go."""
     lines = content.split(b"\n")
@@ -118,7 +131,7 @@ def two(content: bytes, luck: Generator) -> tuple[int, int]:
 
 
 BYTES: list[Mutation] = [flip, flip, cut, lose, splice, repeat, number, number]
-TEXT: list[Mutation] = [*BYTES, word, word, word, word, line, line]
+TEXT: list[Mutation] = [*BYTES, word, word, line, line, *[value] * 12]
 
 
 def mutated(content: bytes, luck: Generator, ways: list[Mutation]) -> bytes:

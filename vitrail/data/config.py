@@ -59,7 +59,8 @@ class Preprocess:
         return self.size if isinstance(self.size, int) else self.size[1]
 
     def _check(self) -> None:
-        if isinstance(self.size, tuple) and len(self.size) != 2:
+        pair = isinstance(self.size, tuple) and len(self.size) == 2
+        if not (isinstance(self.size, int) or pair):
             raise UserError(f"size {self.size} is no size; give one number or (height, width)")
         for name, number in {
             "size": min(self.height, self.width),

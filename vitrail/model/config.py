@@ -107,7 +107,7 @@ class ViTConfig:
         if not isinstance(self.registers, int) or self.registers < 0:
             raise UserError(f"registers is {self.registers!r}; give a whole number of at least 0")
         for name in ("mlp_ratio", "eps"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"{name} is {getattr(self, name)}; give a number above 0")
         for name in ("drop_path", "dropout"):
             if not 0 <= getattr(self, name) < 1:
@@ -118,7 +118,7 @@ class ViTConfig:
         if self.hidden < 1:
             raise UserError(f"mlp_ratio {self.mlp_ratio} leaves nothing inside the MLP; try 4")
         if self.width % self.heads:
-            fits = [n for n in range(1, self.width + 1) if self.width % n == 0]
+            fits = [n for n in range(1, min(self.width, 2 * self.heads) + 1) if self.width % n == 0]
             near = min(fits, key=lambda n: abs(n - self.heads))
             raise UserError(
                 f"{self.heads} heads do not divide width {self.width}; try {near} heads"
