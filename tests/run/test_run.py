@@ -11,10 +11,12 @@ import torch
 from tests.run.conftest import SMALL, tensors
 from vitrail.data.loader import Loader
 from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
 from vitrail.run import run
+from vitrail.run.build import make_learner
 from vitrail.run.drive import Driver, Stopped
 from vitrail.run.journal import read_journal
-from vitrail.run.recipe import merge
+from vitrail.run.recipe import Recipe, merge
 from vitrail.training import state
 from vitrail.training.loop import Diverged
 
@@ -272,3 +274,15 @@ def test_a_second_process_is_refused(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(Driver, "drive", meanwhile)
     digits()
     assert refused
+
+
+@pytest.mark.parametrize(
+    ("vit", "still"), [({}, True), ({"qk_norm": True}, False), ({"positions": "rotary"}, False)]
+)
+def test_a_key_bias_moves_only_where_it_changes_attention(vit, still):
+    config = ViTConfig(image=8, patch=4, width=16, depth=1, heads=2, classes=3, **vit)
+    learner = make_learner(Recipe(vit=config), torch.device("cpu"))
+    torch.nn.init.normal_(learner.model.head.weight)  # it begins at zero
+    learner.model(torch.randn(4, 3, 8, 8)).square().sum().backward()
+    _, key, value = learner.model.blocks[0].attn.qkv.bias.grad.chunk(3)
+    assert bool((key == 0).all()) == still and (value != 0).all()

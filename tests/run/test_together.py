@@ -19,8 +19,7 @@ from vitrail.run.recipe import merge
 from vitrail.training import distributed, state
 from vitrail.training.learner import Learner
 
-CALM = {"train": {"optimizer": "adamw", "lr": 1e-3}, "data": {"augment": {"mixup": 0.0}}}
-
+CALM = {"data": {"augment": {"mixup": 0.0}}}
 
 pytestmark = pytest.mark.slow
 
@@ -99,8 +98,9 @@ def test_an_evaluation_that_is_not_shared_would_be_noticed(tmp_path, monkeypatch
         check_each_image_once(tmp_path / "run", 3)
 
 
-def check_same_weights(folder, world, digits):
-    changes = merge(merge(SMALL, CALM), {"train": {"steps": 10}})
+def check_same_weights(folder, world, digits, optimizer="muon", lr=1e-2):
+    changes = merge(SMALL, CALM)
+    changes = merge(changes, {"train": {"steps": 10, "optimizer": optimizer, "lr": lr}})
     one = digits("one", changes=changes).folder
     found = joined_once(world, train(folder, changes))
     assert not [error for error in found if isinstance(error, BaseException)], found
@@ -113,9 +113,9 @@ def check_same_weights(folder, world, digits):
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ten_steps_of_several_processes_are_ten_of_one(tmp_path, digits, world):
-    check_same_weights(tmp_path / "many", world, digits)
+@pytest.mark.parametrize(("world", "optimizer", "lr"), [(2, "muon", 1e-2), (3, "adamw", 1e-3)])
+def test_ten_steps_of_several_processes_are_ten_of_one(tmp_path, digits, world, optimizer, lr):
+    check_same_weights(tmp_path / "many", world, digits, optimizer, lr)
 
 
 def test_a_batch_that_is_not_shared_would_be_noticed(tmp_path, digits, monkeypatch):

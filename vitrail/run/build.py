@@ -87,6 +87,8 @@ def make_learner(recipe: Recipe, place: torch.device) -> Learner:
     if recipe.weights:
         begin_from(recipe.weights, model)
     model.to(place)
+    if recipe.vit.positions != "rotary" and not recipe.vit.qk_norm:
+        still_key_biases(model)
     names = dict(model.named_parameters())
     return Learner(
         model,
@@ -95,6 +97,16 @@ def make_learner(recipe: Recipe, place: torch.device) -> Learner:
         undecayed=[name for name in TOKENS if name in names],
         matrices={name: count for name in names if (count := stacked(name, recipe.vit))},
     )
+
+
+def still_key_biases(model: ViT) -> None:
+    """A key bias adds the same to all that a token asks, and softmax forgets it: its gradient is
+    rounding noise, which Adam would make as large as any other."""
+    for block in model.blocks:
+        bias = block.attn.qkv.bias
+        matters = torch.ones_like(bias)
+        matters.chunk(3)[1].zero_()
+        bias.register_hook(matters.mul)
 
 
 def told(loaded: zoo.Loaded) -> zoo.Loaded:
