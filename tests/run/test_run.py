@@ -280,7 +280,8 @@ def test_a_second_process_is_refused(digits, tmp_path, monkeypatch):
     ("vit", "still"), [({}, True), ({"qk_norm": True}, False), ({"positions": "rotary"}, False)]
 )
 def test_a_key_bias_moves_only_where_it_changes_attention(vit, still):
-    config = ViTConfig(image=8, patch=4, width=16, depth=1, heads=2, classes=3, **vit)
+    size = {"image": 8, "patch": 4, "width": 16, "depth": 1, "heads": 2}
+    config = ViTConfig(classes=3, pool="avg", **size, **vit)
     learner = make_learner(Recipe(vit=config), torch.device("cpu"))
     torch.nn.init.normal_(learner.model.head.weight)  # it begins at zero
     learner.model(torch.randn(4, 3, 8, 8)).square().sum().backward()

@@ -9,6 +9,7 @@ from torch import nn
 from vitrail.data.loader import Loader
 from vitrail.data.source import Source
 from vitrail.errors import UserError
+from vitrail.model.attention import Attention
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.run.auto import Facts
@@ -102,11 +103,11 @@ def make_learner(recipe: Recipe, place: torch.device) -> Learner:
 def still_key_biases(model: ViT) -> None:
     """A key bias adds the same to all that a token asks, and softmax forgets it: its gradient is
     rounding noise, which Adam would make as large as any other."""
-    for block in model.blocks:
-        bias = block.attn.qkv.bias
-        matters = torch.ones_like(bias)
-        matters.chunk(3)[1].zero_()
-        bias.register_hook(matters.mul)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            matters = torch.ones_like(module.qkv.bias)
+            matters.chunk(3)[1].zero_()
+            module.qkv.bias.register_hook(matters.mul)
 
 
 def told(loaded: zoo.Loaded) -> zoo.Loaded:
