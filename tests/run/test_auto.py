@@ -41,8 +41,8 @@ def test_grey_pictures_are_left_as_they_are_where_few_passes_are_made():
 
 
 def test_how_often_an_image_is_seen_decides_on_augmentation():
-    kinds = [auto.augmentation(CIFAR, passes)[0] for passes in (1, 10, 100, 300)]
-    assert kinds == ["none", "light", "medium", "strong"]
+    kinds = [auto.augmentation(CIFAR, passes)[0] for passes in (1, 5, 10, 100, 300)]
+    assert kinds == ["none", "flips", "light", "medium", "strong"]
 
 
 def test_grey_pictures_are_not_flipped():

@@ -117,6 +117,7 @@ AUGMENTS = {  # by how often an image will be seen; digits and letters must not 
     "none": Augment(),
     "digits": Augment(shift=0.1, rotate=12.0, zoom=0.1, shear=0.1),
     "gentle digits": Augment(shift=0.06, rotate=8.0, zoom=0.06, shear=0.05),
+    "flips": Augment(flip=0.5),
     "light": Augment(flip=0.5, shift=0.125),
     "medium": Augment(flip=0.5, scale=0.35, policy="trivial", magnitude=0.5, erase=0.1),
     "strong": Augment(

@@ -18,7 +18,7 @@ from vitrail.zoo.presets import preset
 
 SAMPLE = 64  # images that are looked at to learn sizes and channels
 CPU_RATE, GPU_RATE = 1.5e10, 2e13  # multiply-adds a second in training, of one core and of a GPU
-FEW = 6  # passes over grey pictures, up to which they are better left as they are
+FEW = 8  # passes over the images, below which varying them slows the learning more than it helps
 LONG = 2 * 3600  # seconds: a longer run that nobody asked for is announced
 
 
@@ -194,6 +194,8 @@ def augmentation(facts: Facts, passes: float) -> tuple[str, str]:
     grey = facts.channels == 1
     if passes < (FEW if grey else 1.5):
         return "none", "each image is seen so seldom that variations only slow the learning"
+    if passes < FEW:
+        return "flips", "each image is seen so seldom that more would only slow the learning"
     if grey and facts.side <= 16:
         return "gentle digits", "moves of less than a pixel; more would blur so small pictures"
     if grey:

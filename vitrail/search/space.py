@@ -187,7 +187,7 @@ def default_space(base: Recipe) -> Space:
     own = augment_name(base.data.augment)
     if own is not None:
         grey = ("none", "gentle digits", "digits")
-        kinds = grey if base.vit.channels == 1 else ("none", "light", "medium", "strong")
+        kinds = grey if base.vit.channels == 1 else ("none", "flips", "light", "medium", "strong")
         space["augment"] = Choice(values=kinds if own in kinds else (*kinds, own))
         space["strength"] = Range(low=0.25, high=1.5)
     size = base.model.partition("/")[0]
