@@ -28,7 +28,7 @@ def header(path):
 
 def test_there_are_recipes_for_two_cores_and_for_gpus():
     names = {path.stem for path in RECIPES}
-    assert {"digits", "mnist", "fashion-mnist"} <= names
+    assert {"digits", "mnist", "fashion-mnist", "cifar10"} <= names
     gpu = {"cifar10", "cifar100", "imagenette", "imagenet10", "imagenet-s16", "finetune"}
     assert {f"gpu-{name}" for name in gpu} <= names
 
