@@ -327,9 +327,10 @@ def test_bfloat16_arrays_come_as_bare_bytes(tmp_path):
 # --- nothing silent ------------------------------------------------------------------------------
 
 
-def test_an_unexplained_tensor_stops_the_load(tmp_path):
-    state = samples.tensors(CLS) | {"blocks.0.attn.relative_bias": torch.ones(3)}
-    with pytest.raises(UserError, match=r"no place here for blocks\.0\.attn\.relative_bias"):
+@pytest.mark.parametrize("name", ["blocks.0.attn.relative_bias", "blocks.0*attn.qkv.bias"])
+def test_an_unexplained_tensor_stops_the_load(tmp_path, name):
+    state = samples.tensors(CLS) | {name: torch.ones(3)}
+    with pytest.raises(UserError, match=re.escape(f"no place here for {name}")):
         load(saved(tmp_path / "more.pth", state), vit=HEADS)
 
 

@@ -19,7 +19,7 @@ from vitrail.run import run
 from vitrail.run.build import pick_device
 from vitrail.run.live import Live
 from vitrail.run.recipe import Recipe, build, merge, plain, read_recipe, write_toml
-from vitrail.run.record import RECIPE, with_reasons
+from vitrail.run.record import METRICS, RECIPE, with_reasons
 from vitrail.search import study as shared
 from vitrail.search.space import (
     Space,
@@ -345,6 +345,7 @@ def conclude(
         "test": final.metrics["test"],
         "val": final.metrics["val"],
         "run": str(final.folder),
+        "tests": len(list(folder.glob(f"final-*/{METRICS}"))),  # earlier winners were tested too
         **{
             name: sum(one.state.name == state for one in shared.finished(study))
             for name, state in (("pruned", "PRUNED"), ("failed", "FAIL"))

@@ -132,11 +132,17 @@ def need(parts: Parts, name: str, axes: int, source: str) -> tuple[int, ...]:
 
 
 def depth(parts: Parts, source: str) -> int:
-    numbers = {int(name.split(".")[1]) for name in parts.pieces if name.startswith("blocks.")}
+    numbers = {number for name in parts.pieces if (number := block_of(name)) is not None}
     if numbers != set(range(len(numbers))):
         gap = min(set(range(max(numbers))) - numbers)
         raise UserError(f"{source} has {max(numbers) + 1} blocks, but number {gap} is missing")
     return len(numbers)
+
+
+def block_of(name: str) -> int | None:
+    """The number of the block that a tensor belongs to."""
+    found = re.match(r"blocks\.(\d{1,6})\.", name)
+    return int(found[1]) if found else None
 
 
 def ratio(hidden: int, width: int) -> float:

@@ -10,7 +10,7 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.zoo.adapt import resize_kernel, spread_channels, stretch_positions
-from vitrail.zoo.architecture import Found, unread
+from vitrail.zoo.architecture import Found, block_of, unread
 from vitrail.zoo.layout import Parts, listing
 
 HEADS = ("head.", "head_dist.")
@@ -99,8 +99,8 @@ def dropped(
         return new_head or wanted.head == "none"
     if name.startswith("pre_logits."):
         return name not in shapes
-    number = name.split(".")[1] if name.startswith("blocks.") else ""
-    return bool(number) and int(number) >= wanted.depth
+    number = block_of(name)
+    return number is not None and number >= wanted.depth
 
 
 def pooled(parts: Parts, name: str) -> bool:
