@@ -36,7 +36,7 @@ $(READY): pyproject.toml constraints.txt
 # The peers live apart: a broken torchvision that merely lies installed breaks other packages.
 .venv-bench/.installed: pyproject.toml constraints.txt bench/requirements.txt bench/peers.txt
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . -r bench/requirements.txt
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fast]' -r bench/requirements.txt
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/peers.txt
 	touch $@
 

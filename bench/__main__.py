@@ -44,7 +44,7 @@ NEEDED: dict[Name, tuple[str, ...]] = {  # as they are imported
 class Settings:
     names: Annotated[tuple[Name, ...], tyro.conf.Positional] = tuple(MINUTES)  # what to measure
     rounds: int = 100  # of a case in each of two repeats, at most
-    seconds: float = 8  # for it; it takes longer only if it has too few rounds by then
+    seconds: float = 6  # for it; it takes longer only if it has too few rounds by then
     out: Path = report.RESULTS  # folder for JSON, table and plot
     json: bool = False  # print one JSON document, by name, instead of the tables
     contest: Annotated[Contest, tyro.conf.OmitArgPrefixes] = field(

@@ -12,6 +12,7 @@ from torch import Tensor
 from vitrail.errors import UserError
 
 Metric = Literal["euclid", "cosine"]
+Candidates = tuple[Tensor, Tensor, Tensor]  # rough distances, positions, how wrong a distance is
 
 ROOM = 1 << 23  # distances held at once
 SPARE = 6  # candidates beyond the wanted ones: those that float32 might put in a wrong order
@@ -84,7 +85,7 @@ class Search:
         near = torch.empty(len(x), k, dtype=torch.float64)
         index = torch.empty(len(x), k, dtype=torch.int64)
         for part, some in self.parts(x):
-            near[part], index[part] = self.nearest(some, k)
+            near[part], index[part] = self.settled(some, self.candidates(some, k), k)
         distances = near / 2 if self.metric == "cosine" else near.sqrt()
         return distances.numpy(), index.numpy()
 
@@ -93,14 +94,13 @@ class Search:
         only where the next one is as near, within what float32 can tell, is more to do."""
         index = torch.empty(len(x), k, dtype=torch.int64)
         for part, some in self.parts(x):
-            values, places, doubt = self.candidates(some, min(k + 1, len(self.rows)))
-            found = places[:, :k]
+            values, places, doubt = self.candidates(some, k)
+            index[part] = places[:, :k]
             if k < len(self.rows):
-                gap = values[:, k].double() - values[:, :k].amax(dim=1)
+                gap = values[:, k].double() - values[:, k - 1]
                 unsure = (gap <= 2 * doubt).nonzero()[:, 0]
-                if len(unsure):
-                    found[unsure] = self.nearest(some[unsure], k)[1]
-            index[part] = found
+                rest = values[unsure], places[unsure], doubt[unsure]
+                index[part.start + unsure] = self.settled(some[unsure], rest, k)[1]
         return index.numpy()
 
     def parts(self, x: NDArray[Any]) -> Iterator[tuple[slice, Tensor]]:
@@ -110,20 +110,20 @@ class Search:
             part = slice(start, start + size)
             yield part, queries[part]
 
-    def candidates(self, x: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The nearest as float32 has it: |x - y|^2 without |x|^2, which is the same for all
-        rows y, in order; where they stand; and how wrong such a number can be."""
+    def candidates(self, x: Tensor, k: int) -> Candidates:
+        """The `k` nearest and some more, as float32 has it: |x - y|^2 without |x|^2, which is the
+        same for all rows y, in order; where they stand; and how wrong such a number can be."""
         moved = x - self.middle
         rough = torch.addmm(self.fast_squares, moved.float(), self.fast.T, alpha=-2)
         reach = (moved.norm(dim=1) + self.longest).square()
-        return *smallest(rough, count), rounding(x.shape[1], torch.float32) * reach
+        found = smallest(rough, min(k + SPARE, len(self.rows)))
+        return *found, rounding(x.shape[1], torch.float32) * reach
 
-    def nearest(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Squared distances and positions, for as many rows as there is room."""
-        count = min(k + SPARE, len(self.rows))
-        values, places, doubt = self.candidates(x, count)
+    def settled(self, x: Tensor, found: Candidates, k: int) -> tuple[Tensor, Tensor]:
+        """Squared distances and positions in their true order, from the candidates."""
+        values, places, doubt = found
         near, index = self.ordered(x, places, k)
-        if count < len(self.rows):
+        if places.shape[1] < len(self.rows):
             moved = x - self.middle
             limit = values[:, -1].double() + moved.square().sum(dim=1)
             unsure = near[:, -1] >= limit - doubt

@@ -21,8 +21,8 @@ from vitrail.training.distributed import ALONE, Together
 from vitrail.training.learner import Learner
 
 LOOKING = 0.02  # most of the time that may go into looking at validation images
-TRIAL = 3.0  # seconds at least that are timed for each kind of step
-LONGER = 0.02  # part of the minutes for it, up to three times as many seconds
+TRIAL = 3.0  # seconds that are timed for each kind of step
+LEAST, MOST = 0.02, 0.05  # part of the minutes that this may be: more in long runs, less in short
 ENDING = 1.0  # seconds to write the results
 SLOWER = 1.04  # a step later on, against one of the first seconds: machines warm up, others wake
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -48,7 +48,9 @@ def plan(
     Of processes that time their steps together, the first decides.
     """
     settings = recipe.train
-    trial = min(3 * TRIAL, max(TRIAL, LONGER * 60 * (minutes or 0)))
+    trial = TRIAL
+    if minutes is not None:
+        trial = min(3 * TRIAL, max(LEAST * 60 * minutes, min(TRIAL, MOST * 60 * minutes)))
     timing = measure(recipe, loader, learner, trial, together)
     if not together.first:
         return recipe
