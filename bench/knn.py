@@ -7,9 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.measure import Budget, Case, Task, Tick, measure, timed
-from vitrail.heads.knn import Search
+from vitrail.heads.knn import Metric, Search
 
-METRICS = {"cosine": "cosine", "euclid": "euclidean"}  # ours, and what scikit-learn calls it
+METRICS: dict[Metric, str] = {
+    "cosine": "cosine",
+    "euclid": "euclidean",
+}  # ours, and what scikit-learn calls it
 AMONG, ASKED = 50_000, 1000  # images that are known, and that are asked about
 NEAREST = 10
 
@@ -31,11 +34,11 @@ def run(budget: Budget, tick: Tick) -> dict[str, Any]:
 
 
 def tasks(
-    metric: str, among: NDArray[np.float32], asked: NDArray[np.float32], same: dict[str, float]
+    metric: Metric, among: NDArray[np.float32], asked: NDArray[np.float32], same: dict[str, float]
 ) -> dict[str, Task]:
     from sklearn.neighbors import NearestNeighbors
 
-    ours = Search(among, metric)  # type: ignore[arg-type]
+    ours = Search(among, metric)
     theirs = NearestNeighbors(n_neighbors=NEAREST, metric=METRICS[metric], algorithm="brute")
     theirs.fit(among)
     same[metric] = float((ours(asked, NEAREST)[1] == theirs.kneighbors(asked)[1]).mean())

@@ -8,20 +8,10 @@ import pytest
 from sklearn.ensemble import RandomForestClassifier
 
 import vitrail
-from tests.cli.test_verbs import FLAGS, call
+from tests.cli.conftest import call
 from vitrail.cli.main import main
 from vitrail.data.source import indices, open_data
 from vitrail.heads.kinds import KINDS
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One run for all tests below."""
-    place = tmp_path_factory.mktemp("runs") / "digits"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitrail.run.plan.TRIAL", 0.0)
-        main(["train", "digits", *FLAGS, "--out", str(place), "--json"])
-    return place
 
 
 @pytest.fixture(autouse=True)

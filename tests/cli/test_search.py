@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.test_verbs import FLAGS, call
+from tests.cli.conftest import FLAGS, call
 
 
 @pytest.fixture(autouse=True)

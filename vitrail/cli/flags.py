@@ -68,6 +68,11 @@ def changes(flags: Any, where: str) -> dict[str, Any]:
     return asked
 
 
+def sections(**flags: Any) -> dict[str, dict[str, Any]]:
+    """What was asked for of each section of a recipe, without those that stay as they are."""
+    return {name: asked for name, own in flags.items() if (asked := changes(own, name))}
+
+
 if TYPE_CHECKING:
     Vit: TypeAlias = Any
 else:

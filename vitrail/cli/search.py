@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitrail.cli.flags import Vit, changes
-from vitrail.cli.train import Data, Train, View
+from vitrail.cli.flags import Vit, sections
+from vitrail.cli.train import Data, Train, View, accuracies
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -65,8 +65,6 @@ def search(
     from vitrail.cli.main import STARTED
     from vitrail.search.search import search
 
-    sections = {"vit": vit, "train": train, "data": data, "view": view}
-    asked = {name: changed for name, flags in sections.items() if (changed := changes(flags, name))}
     with Bar() as bar:
         found = search(
             source,
@@ -77,7 +75,7 @@ def search(
             minutes=minutes,
             jobs=jobs,
             recipe=recipe,
-            changes=asked,
+            changes=sections(vit=vit, train=train, data=data, view=view),
             began=STARTED,
             watch=bar.watch,
             model=model,
@@ -151,11 +149,6 @@ def show(facts: dict[str, Any]) -> None:
     )
     for name, value in best["settings"].items():
         print(f"  {name} = {value:.4g}" if isinstance(value, float) else f"  {name} = {value}")
-    for split, words in (("val", "validation"), ("test", "test")):
-        if score := facts[split]:
-            low, high = score["interval"]
-            print(
-                f"trained once more: {words} accuracy {score['accuracy']:.1%} "
-                f"(95 % interval {low:.1%} to {high:.1%})"
-            )
+    for score in accuracies(facts):
+        print(f"trained once more: {score}")
     print(f"recipe {facts['recipe']}; run {facts['run']}; page {facts['page']}")

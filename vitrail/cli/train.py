@@ -1,12 +1,13 @@
 """`vitrail train`: a classifier from a folder of images."""
 
 import json as as_json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import tyro
 
-from vitrail.cli.flags import Vit, changes, optional
+from vitrail.cli.flags import Vit, optional, sections
 from vitrail.data.config import DataConfig, Preprocess
 from vitrail.training.config import TrainConfig
 
@@ -62,13 +63,11 @@ def train(
     from vitrail.cli.main import STARTED
     from vitrail.run import run
 
-    sections = {"vit": vit, "train": train, "data": data, "view": view}
-    asked = {name: changed for name, flags in sections.items() if (changed := changes(flags, name))}
     done = run.train(
         source,
         out=out,
         recipe=recipe,
-        changes=asked,
+        changes=sections(vit=vit, train=train, data=data, view=view),
         tensorboard=tensorboard,
         began=STARTED,
         model=model,
@@ -88,13 +87,17 @@ def tell(metrics: dict[str, Any], json: bool) -> None:
     if json:
         print(as_json.dumps(metrics, indent=1))
         return
-    for split in ("val", "test"):
-        if score := metrics[split]:
-            low, high = score["interval"]
-            words = {"val": "validation", "test": "test"}[split]
-            print(
-                f"{words} accuracy {score['accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%})"
-            )
+    for line in accuracies(metrics):
+        print(line)
     print(f"{metrics['steps']} steps, {metrics['seconds']:.0f} seconds; run {metrics['run']}")
     if (page := Path(metrics["run"]) / "report.html").is_file():
         print(f"report {page}")
+
+
+def accuracies(metrics: dict[str, Any]) -> Iterator[str]:
+    """A line for each split that was judged."""
+    for split, words in (("val", "validation"), ("test", "test")):
+        if score := metrics[split]:
+            low, high = score["interval"]
+            sure = f"95 % interval {low:.1%} to {high:.1%}"
+            yield f"{words} accuracy {score['accuracy']:.1%} ({sure})"

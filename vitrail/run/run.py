@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,10 @@ class Showing:
     test: bool = True  # look at the test images at the end
     on_epoch: OnEpoch = lambda line: None
 
+    def by(self, together: Together) -> "Showing":
+        """Only the first of the processes speaks."""
+        return self if together.first else replace(self, quiet=True, report=False)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
@@ -117,14 +121,11 @@ def train(
     data = str(data or table.get("source", ""))
     if not data:
         raise UserError("no data was given; give a folder, a table, or a name such as digits")
+    show = Showing(
+        tensorboard=tensorboard, quiet=quiet, report=report, test=test, on_epoch=on_epoch
+    )
     with joined(timeout) as together:
-        show = Showing(
-            tensorboard=tensorboard,
-            quiet=quiet or not together.first,
-            report=report and together.first,
-            test=test,
-            on_epoch=on_epoch,
-        )
+        show = show.by(together)
         live = Live(quiet=show.quiet)
         source = opened(data, together)
         earlier = together.tell(begun(out, source, together))
@@ -133,8 +134,7 @@ def train(
         place = pick_device(asked.device, together.local)
         settings, reasons, folder = Recipe(), [""], Path()
         if together.first:
-            processes = together.world
-            settings, reasons = design(source, data, table, asked, place, live, processes)
+            settings, reasons = design(source, data, table, asked, place, live, together.world)
             folder = Path(earlier) if earlier else fresh_run(out, source, together.launch)
         settings, folder = agreed(settings, together), Path(together.tell(str(folder)))
         with owned(folder, together):
@@ -166,14 +166,9 @@ def resume(
     timeout: float = TIMEOUT,
 ) -> Run:
     """Goes on with a run where its newest whole state stands."""
+    show = Showing(quiet=quiet, report=report, test=test, on_epoch=on_epoch)
     with joined(timeout) as together:
-        show = Showing(
-            quiet=quiet or not together.first,
-            report=report and together.first,
-            test=test,
-            on_epoch=on_epoch,
-        )
-        return go_on(Path(folder), device, show, together)
+        return go_on(Path(folder), device, show.by(together), together)
 
 
 def go_on(folder: Path, device: str, show: Showing, together: Together) -> Run:
