@@ -204,8 +204,12 @@ def bars(result: dict[str, Any]) -> Any:
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(cases)), [case["label"] for case in cases])
     axes.invert_yaxis()
-    more = "larger" if {case["unit"] for case in cases} == {"MB"} else "slower"
-    axes.set_xlabel(f"{result['name']}: over vitrail's (right of the line: {more})")
+    what, more = "time", "slower"
+    if {case["unit"] for case in cases} == {"MB"}:
+        what, more = "memory", "more"
+    axes.set_xlabel(
+        f"{result['name']}: the peer's {what} over vitrail's (right of the line: {more})"
+    )
     figure.legend(loc="outside upper center", ncols=max(1, len(names)), frameon=False)
     return figure
 

@@ -68,7 +68,10 @@ class Loader:
         progress: bool = True,
     ):
         if batch < world:
-            raise UserError(f"a batch of {batch} leaves some of {world} processes without an image")
+            raise UserError(
+                f"a batch of {batch} leaves some of {world} processes without an image; "
+                f"give at least {world}"
+            )
         keep_freed_memory()
         self.source, self.view, self.config = source, view, config or DataConfig()
         self.batch, self.seed, self.rank, self.world = batch, seed, rank, world
