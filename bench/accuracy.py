@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from vitrail.errors import UserError
 from vitrail.files import write
 
 OURS = "vitrail"
+CORES = len(os.sched_getaffinity(0))
 LESS = (0.5, 0.25)  # parts of the minutes in which ours is run too, with one seed
 # threads that wait for each other sleep instead of spinning: `vitrail train` wants it so on a
 # shared machine, and what holds for us holds for all
@@ -33,14 +36,22 @@ class Contest:
     minutes: float = 10  # accuracy: of training for each entry
     set: tuple[str, ...] = ("cifar10", "fashion-mnist")  # accuracy: built-in sets
     seeds: int = 3  # accuracy: runs of ours
+    jobs: int = 1  # accuracy: entries at the same time, each with its share of the cores
     work: Path = Path("runs/bench-accuracy")  # accuracy: folder of finished entries
 
     def __post_init__(self) -> None:
-        if not self.minutes > 0 or self.seeds < 1 or not self.set:
+        if not self.minutes > 0 or self.seeds < 1 or not self.set or self.jobs < 1:
             raise UserError(
-                f"{self.minutes:g} minutes, {self.seeds} seeds, {len(self.set)} sets; "
-                f"give more than 0 of each"
+                f"{self.minutes:g} minutes, {self.seeds} seeds, {self.jobs} jobs, "
+                f"{len(self.set)} sets; give more than 0 of each"
             )
+        if self.jobs > CORES:
+            raise UserError(f"{self.jobs} jobs on {CORES} cores; give each at least one")
+
+    @property
+    def threads(self) -> int:
+        """Of each entry."""
+        return CORES // self.jobs
 
     @property
     def total(self) -> float:
@@ -50,13 +61,11 @@ class Contest:
     def entries(self) -> list["Entry"]:
         found = []
         for data in self.set:
-            ours = [(seed, self.minutes) for seed in range(self.seeds)]
-            ours += [(0, part * self.minutes) for part in LESS]
-            for seed, minutes in ours:
-                found.append(Entry(data=data, who=OURS, minutes=minutes, seed=seed))
+            entry = Entry(data=data, who=OURS, minutes=self.minutes, threads=self.threads)
+            found += [replace(entry, seed=seed) for seed in range(self.seeds)]
+            found += [replace(entry, minutes=part * self.minutes) for part in LESS]
             for who, recipe in RECIPES.items():
-                for lr in sorted({recipe.lr, *RATES}):
-                    found.append(Entry(data=data, who=who, minutes=self.minutes, lr=lr))
+                found += [replace(entry, who=who, lr=lr) for lr in sorted({recipe.lr, *RATES})]
         return found
 
 
@@ -65,6 +74,7 @@ class Entry:
     data: str
     who: str
     minutes: float
+    threads: int
     seed: int = 0
     lr: float | None = None  # None for ours, which chooses itself
 
@@ -74,26 +84,41 @@ class Entry:
 
     @property
     def file(self) -> str:
-        return f"{self}.json".replace(", ", "_").replace(" ", "-")
+        return f"{self}, {self.threads} threads.json".replace(", ", "_").replace(" ", "-")
 
 
 def run(contest: Contest, tick: Tick) -> dict[str, Any]:
     work = contest.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
-    sets: dict[str, list[dict[str, Any]]] = {data: [] for data in contest.set}
-    before = 0.0
-    for entry in contest.entries():
-        share = entry.minutes / contest.total
+    entries = contest.entries()
+    spent = dict.fromkeys(entries, 0.0)
 
-        def follow(part: float, entry: Entry = entry, before: float = before) -> None:
-            tick(before + min(1.0, part) * entry.minutes / contest.total, str(entry))
+    def advance(entry: Entry, part: float) -> None:
+        spent[entry] = min(1.0, part) * entry.minutes
+        tick(sum(spent.values()) / contest.total, str(entry))
 
+    def take(entry: Entry) -> dict[str, Any]:
         path = work / entry.file
         if not path.is_file():
-            (ours if entry.who == OURS else theirs)(entry, path, follow)
-        sets[entry.data].append(json.loads(path.read_text()))
-        before += share
-    return {"minutes": contest.minutes, "sets": sets}
+            (ours if entry.who == OURS else theirs)(entry, path, partial(advance, entry))
+        advance(entry, 1.0)
+        result: dict[str, Any] = json.loads(path.read_text())
+        return result
+
+    pool = ThreadPoolExecutor(contest.jobs)
+    try:
+        results = list(pool.map(take, entries))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error, those that run come to their end
+    sets: dict[str, list[dict[str, Any]]] = {data: [] for data in contest.set}
+    for entry, result in zip(entries, results, strict=True):
+        sets[entry.data].append(result)
+    return {
+        "minutes": contest.minutes,
+        "jobs": contest.jobs,
+        "threads": contest.threads,
+        "sets": sets,
+    }
 
 
 def ours(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
@@ -133,6 +158,7 @@ def ours(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
 def theirs(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
     lesson = asdict(entry)
     lesson["peer"] = lesson.pop("who")
+    del lesson["threads"]
     perform(["bench.pupil", json.dumps(lesson), str(path)], entry, path, follow)
 
 
@@ -142,7 +168,7 @@ def perform(words: list[str], entry: Entry, path: Path, follow: Callable[[float]
     with log.open("w") as said:
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", *words],
-            env=os.environ | ENVIRONMENT,
+            env=os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": str(entry.threads)},
             cwd=ROOT,
             stdout=said,
             stderr=subprocess.STDOUT,

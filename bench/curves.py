@@ -87,7 +87,11 @@ def legend(result: dict[str, Any]) -> str:
         if entry["who"] != OURS
     }
     told = "; ".join(f"{who}: {origin}" for who, origin in origins.items())
+    jobs, threads = result["jobs"], result["threads"]
+    beside = "one entry after the other" if jobs == 1 else f"{jobs} entries at a time"
+    each = "one thread" if threads == 1 else f"{threads} threads"
     return (
+        f"Every entry has {each}, {beside}. "
         "Seconds of training until the validation accuracy of the best peer, and of the seeds as "
         "published, at their end; in a line between two looks. Ours is `vitrail train SET "
         "--minutes M`, whose minutes include its start, its planning and its tests; the peers have "
