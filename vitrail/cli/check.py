@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from vitrail.cli.flags import COLUMNS, Table, changes
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def check(
     skip_broken: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     workers: int | None = None,
     device: str = "auto",
+    columns: Annotated[Table, COLUMNS] = Table(),  # noqa: B008
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Look at every image of a data set before training on it.
@@ -44,11 +46,14 @@ def check(
         skip_broken: judge as training with --data.skip-broken would
         workers: processes that decode; none: one per core, at most 8
         device: that training would use; auto takes a GPU if there is one
+        columns: what the columns of a table are called
         json: print one JSON document
     """
     from vitrail import files
     from vitrail.data.check import examine
+    from vitrail.data.config import Columns
     from vitrail.data.findings import Finding, judge, plain, printable
+    from vitrail.data.places import keep_out
     from vitrail.data.source import open_data
     from vitrail.run.build import pick_device
 
@@ -57,10 +62,12 @@ def check(
         raise UserError(f"the sheet is a PNG; {augmented} is named otherwise")
     if workers is not None and workers < 0:
         raise UserError(f"workers is {workers}; give a number of at least 0")
-    source = open_data(data)
-    for target in (out, augmented):
+    source = open_data(data, columns=Columns(**changes(columns, "data.columns")))
+    for flag, target in (("--out", out), ("--augmented", augmented)):
         if target is not None:
-            keep_out(source, target)
+            if target.is_dir():
+                raise UserError(f"{target} is a folder; give the name of a file")
+            keep_out(source, target, flag)
     judgement = judge(examine(source, workers=workers), skip_broken=skip_broken)
     plan, recipe = design(source, place)
     if recipe is None:
@@ -84,21 +91,6 @@ def check(
     if stops:
         whys = "; ".join(f"{finding.title}; {finding.advice}" for finding in stops)
         raise UserError(printable(f"training on {source.name} would fail: {whys}"))
-
-
-def keep_out(source: "Source", target: Path) -> None:
-    """Refuses to write among the user's images, or over one of them."""
-    if target.is_dir():
-        raise UserError(f"{target} is a folder; give the name of a file")
-    if source.path is None:
-        return
-    full, root = target.expanduser().resolve(), source.path.resolve()
-    if root.is_dir() and full.is_relative_to(root):
-        raise UserError(f"{target} lies in the data, which is never written to; choose another")
-    if not root.is_dir() and full.is_relative_to(root.parent):
-        inside = str(full.relative_to(root.parent))
-        if full == root or inside in source.ids:
-            raise UserError(f"{target} is part of the data, which is never changed; choose another")
 
 
 def design(source: "Source", device: str) -> tuple[dict[str, Any], "Recipe | None"]:

@@ -2,6 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.errors import UserError
+
+if TYPE_CHECKING:
+    from vitrail.data.source import Source
 
 
 def cache_folder() -> Path:
@@ -17,3 +23,20 @@ def data_folder() -> Path:
     if chosen := os.environ.get("VITRAIL_DATA"):
         return Path(chosen).expanduser().absolute()
     return cache_folder() / "data"
+
+
+def keep_out(source: "Source", target: Path, flag: str) -> None:
+    """Refuses to write among the user's images, or over one of them; `flag` chose the target."""
+    if source.path is None:
+        return
+    full, root = target.expanduser().resolve(), source.path.resolve()
+    if root.is_dir() and full.is_relative_to(root):
+        raise UserError(
+            f"{target} lies in the data, which is never written to; give {flag} elsewhere"
+        )
+    if not root.is_dir() and full.is_relative_to(root.parent):
+        inside = str(full.relative_to(root.parent))
+        if full == root or inside in source.ids:
+            raise UserError(
+                f"{target} is part of the data, which is never changed; give {flag} elsewhere"
+            )
