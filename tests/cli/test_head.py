@@ -9,8 +9,10 @@ from sklearn.ensemble import RandomForestClassifier
 
 import vitrail
 from tests.cli.conftest import call
+from tests.heads.samples import tiny
 from vitrail.cli.main import main
 from vitrail.data.source import indices, open_data
+from vitrail.heads import keep
 from vitrail.heads.kinds import KINDS
 
 
@@ -43,6 +45,18 @@ def test_a_table_of_heads_as_json(capsys, folder, tmp_path):
     (best,) = (row for row in rows if row["best"])
     assert best["validation"] == max(row["validation"] for row in rows)
     assert (tmp_path / "h.skops").is_file()
+
+
+def test_features_of_cls_can_be_asked_for(capsys, folder, tmp_path):
+    from vitrail.zoo.file import load_model, save_model
+
+    model, (_, facts) = tiny(), load_model(folder / "model.safetensors")
+    path = tmp_path / "cls.safetensors"
+    save_model(path, model, {**facts, "vit": vars(model.config)})
+    arguments = ("--kind", "nearest-mean", "--features", "cls", "--out", tmp_path / "h.skops")
+    code, out, _ = call(capsys, "head", path, "digits", *arguments, "--json")
+    assert code == 0 and json.loads(out)[0]["accuracy"] > 0.3
+    assert keep.load(tmp_path / "h.skops").features.what == "cls"
 
 
 @pytest.mark.slow
@@ -106,6 +120,7 @@ def test_a_head_of_other_weights_is_refused(capsys, kept, tmp_path):
         (("--shots", "0"), "shots is 0"),
         (("--shots", "10000"), "fewer than 10000 shots"),
         (("--layers", "9"), "no such blocks"),
+        (("--features", "cls"), "has no [CLS] token, it pools by 'avg'"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(capsys, folder, arguments, told):

@@ -42,6 +42,20 @@ def test_average_features_are_the_mean_of_the_patches():
     torch.testing.assert_close(found, model.features(x)[0].mean(dim=1))
 
 
+@pytest.mark.parametrize("settings", [{}, {"registers": 2}, {"distilled": True}])
+def test_cls_features_are_the_first_token_after_the_norm(settings):
+    model, x = tiny(**settings), torch.randn(2, 1, 8, 8)
+    found = Features(what="cls", layers=(0, 2)).of(model, x)
+    layers = model.features(x, [0, 2], prefix=True)
+    torch.testing.assert_close(found, torch.cat([layer[:, 0] for layer in layers], dim=1))
+
+
+@pytest.mark.parametrize("pool", ["avg", "map"])
+def test_cls_features_of_a_model_without_cls_are_told(pool):
+    with pytest.raises(UserError, match=r"no \[CLS\] token, .* choose pooled or average"):
+        Extractor(model=tiny(pool=pool), view=VIEW, features=Features(what="cls"))
+
+
 def test_layers_are_joined_in_the_order_asked_for():
     model, x = tiny(), torch.randn(2, 1, 8, 8)
     found = Features(layers=(-1, 0)).of(model, x)
@@ -59,7 +73,7 @@ def test_the_same_images_are_not_computed_twice(counted):
     assert np.array_equal(again.y, source.labels[indices(source, "test")])
 
 
-@pytest.mark.parametrize("what", ["weights", "features", "view", "layers"])
+@pytest.mark.parametrize("what", ["weights", "average", "cls", "view", "layers"])
 def test_what_features_depend_on_is_in_their_name(what):
     source = open_data("digits")
     items = indices(source, "test")
@@ -72,9 +86,8 @@ def test_what_features_depend_on_is_in_their_name(what):
     elif what == "view":
         settings["view"] = type(VIEW)(size=8, channels=1, crop=0.9)
     else:
-        settings["features"] = Features(
-            **{"features": {"what": "average"}}.get(what, {"layers": (0,)})
-        )
+        changed_to = {"layers": (0,)} if what == "layers" else {"what": what}
+        settings["features"] = Features(**changed_to)
     keys.add(Extractor(**settings).key(source, items))
     assert len(keys) == 2
 
@@ -105,5 +118,5 @@ def test_a_damaged_cache_is_computed_again(cache, counted):
 
 
 def test_unknown_features_are_told():
-    with pytest.raises(UserError, match="choose pooled or average"):
+    with pytest.raises(UserError, match="choose pooled or cls or average"):
         Features(what="max")

@@ -25,7 +25,7 @@ from vitrail.errors import UserError
 from vitrail.model.vit import ViT
 from vitrail.training.learner import computed_in
 
-What = Literal["pooled", "average"]
+What = Literal["pooled", "cls", "average"]
 
 LAYOUT = 1  # of the kept files: a new number makes old ones unknown
 
@@ -34,18 +34,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    what: What = "pooled"  # what the model's own head reads, or the average of the patches
+    what: What = "pooled"  # what the model's own head reads, [CLS], or the average of the patches
     layers: tuple[int, ...] = ()  # blocks whose features are joined, from 0; empty: the last one
 
     def __post_init__(self) -> None:
         if self.what not in get_args(What):
             raise UserError(f"features {self.what!r} are unknown; choose {' or '.join(WHATS)}")
 
+    def check(self, model: ViT) -> None:
+        if self.what == "cls" and model.config.pool != "cls":
+            raise UserError(
+                f"the model has no [CLS] token, it pools by {model.config.pool!r}; "
+                f"choose pooled or average features"
+            )
+
     def of(self, model: ViT, x: Tensor) -> Tensor:
         """One vector for each image, the chosen layers one behind the other."""
         tokens = model.features(x, self.layers or None, norm=False, prefix=True)
         if self.what == "pooled":
             return torch.cat([model.pool(layer) for layer in tokens], dim=1)
+        if self.what == "cls":
+            return torch.cat([model.norm(layer[:, 0]) for layer in tokens], dim=1)
         front = model.config.prefix
         return torch.cat([model.norm(layer[:, front:]).mean(dim=1) for layer in tokens], dim=1)
 
@@ -74,6 +83,9 @@ class Extractor:
     features: Features
     batch: int = 64  # images at once
     skip_broken: bool = False  # go on without images that cannot be read
+
+    def __post_init__(self) -> None:
+        self.features.check(self.model)
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> NDArray[np.float32]:

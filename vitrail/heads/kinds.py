@@ -31,6 +31,7 @@ class Shape:
     images: int
     width: int  # features
     classes: int
+    rarest: int  # images of the class that has fewest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,8 @@ def boosting(shape: Shape) -> Any:
     from sklearn.pipeline import make_pipeline
 
     rounds = int(np.clip(ROUNDS_ROOM / max(1, shape.classes), 10, 200))
-    stops = shape.images >= 20 * shape.classes  # a tenth of them has two of each class
+    # a tenth of them has two of each class, and none is alone
+    stops = shape.images >= 20 * shape.classes and shape.rarest >= 2
     model = HistGradientBoostingClassifier(
         max_iter=rounds,
         max_leaf_nodes=15,
@@ -207,7 +209,8 @@ def fit(name: str, x: NDArray[np.float32], y: NDArray[np.int64], classes: Sequen
     """
     kind = find(name)
     needed()
-    shape = Shape(images=len(y), width=x.shape[1], classes=len(classes))
+    rarest = int(np.bincount(y, minlength=len(classes)).min())
+    shape = Shape(images=len(y), width=x.shape[1], classes=len(classes), rarest=rarest)
     start = time.perf_counter()
     some = sample(y, TRIED)
     score: float | None

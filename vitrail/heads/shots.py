@@ -32,7 +32,9 @@ def judge(name: str, train: Examples, test: Examples, shots: int, classes: Seque
     rates = []
     for number in range(DRAWS):
         chosen = draw(train.y, shots, classes, number)
-        shape = Shape(images=len(chosen), width=train.x.shape[1], classes=len(classes))
+        shape = Shape(
+            images=len(chosen), width=train.x.shape[1], classes=len(classes), rarest=shots
+        )
         with patient():
             estimator = find(name).make(shape).fit(train.x[chosen], train.y[chosen])
         said = spread(estimator, raw(estimator, test.x), len(classes)).argmax(axis=1)
