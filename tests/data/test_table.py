@@ -6,7 +6,8 @@ import os
 import pytest
 
 from tests.data.samples import encoded, write
-from vitrail.data.source import Columns, open_data
+from vitrail.data.config import Columns
+from vitrail.data.source import open_data
 from vitrail.errors import UserError
 
 
@@ -223,4 +224,17 @@ def test_a_class_of_fewer_than_three_rows_is_an_error_for_training_only(folder):
 
 
 def test_columns_are_for_tables_only(folder):
-    assert "is no table" in why(folder, columns=Columns())
+    assert "is no table" in why(folder, columns=Columns(label="species"))
+
+
+def test_a_missing_column_is_answered_with_the_flag(folder):
+    path = table(folder, csv(header="path,species"))
+    assert why(path).endswith(
+        "it has 'path', 'species': name the right one with --data.columns.label"
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"path": ""}, {"label": None}, {"split": 3}])
+def test_a_column_is_called_by_a_name(wrong):
+    with pytest.raises(UserError, match="give a column's name"):
+        Columns(**wrong)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitrail.cli.flags import COLUMNS, Table, changes
+from vitrail.cli.flags import COLUMNS, Names, changes
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def check(
     skip_broken: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     workers: int | None = None,
     device: str = "auto",
-    columns: Annotated[Table, COLUMNS] = Table(),  # noqa: B008
+    columns: Annotated[Names, COLUMNS] = Names(),  # noqa: B008
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Look at every image of a data set before training on it.

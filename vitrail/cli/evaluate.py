@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vitrail.cli.flags import Vit, changes
+from vitrail.cli.flags import COLUMNS, Names, Vit, changes
 
 
 def evaluate(
@@ -20,6 +20,7 @@ def evaluate(
     skip_broken: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     preprocess: Literal["half", "imagenet", "clip"] | None = None,
     vit: Vit = Vit(),  # noqa: B008
+    columns: Annotated[Names, COLUMNS] = Names(),  # noqa: B008
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Measure a model on labelled images.
@@ -34,6 +35,7 @@ def evaluate(
         skip_broken: go on without images that cannot be read
         preprocess: mean and deviation that foreign weights expect, if their file does not say
         vit: the model at another image size, or what foreign weights do not say of themselves
+        columns: what the columns of a table are called, by default as in training
         json: print one JSON document
     """
     from rich.console import Console
@@ -49,11 +51,11 @@ def evaluate(
         classifier = load(model, device=device, **hints)
     else:
         classifier = load_with_head(model, head, device=device, **hints)
-    source, part = open_for(classifier, data, split)
+    source, part = open_for(classifier, data, split, changes(columns, "data.columns"))
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("evaluating", total=len(indices(source, part)))
-        numbers, mistakes = evaluate(
+        numbers = evaluate(
             classifier,
             source,
             part,
@@ -64,12 +66,15 @@ def evaluate(
     if json:
         print(as_json.dumps(numbers, indent=1))
     else:
-        show(numbers, mistakes)
+        show(numbers)
 
 
-def show(numbers: dict[str, Any], mistakes: list[dict[str, Any]]) -> None:
+def show(numbers: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from vitrail.data.findings import printable
 
     console = Console(highlight=False)
     low, high = numbers["interval"]
@@ -89,30 +94,34 @@ def show(numbers: dict[str, Any], mistakes: list[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if column == "class" else "right")
     for name, score in worst:
         rates = (f"{score[key]:.3f}" for key in ("precision", "recall", "f1"))
-        table.add_row(name, *rates, str(score["count"]))
+        table.add_row(Text(printable(name)), *rates, str(score["count"]))
     if len(present) > len(worst):
         console.print(f"the {len(worst)} worst of {len(present)} classes:")
     console.print(table)
     show_confusion(console, numbers)
-    if mistakes:
+    if numbers["mistakes"]:
         console.print("most confident mistakes:")
-        for one in mistakes[:5]:
+        for one in numbers["mistakes"][:5]:
             sure = f"{one['predicted']} ({one['probability']:.0%})"
-            console.print(f"  {one['path']}: {one['label']} taken for {sure}", markup=False)
+            line = printable(f"{one['path']}: {one['label']} taken for {sure}")
+            console.print(f"  {line}", markup=False)
 
 
 def show_confusion(console: Any, numbers: dict[str, Any]) -> None:
     """The matrix where it fits the screen; else the pairs that are confused most."""
     from rich.table import Table
+    from rich.text import Text
 
-    classes, confusion = numbers["classes"], numbers["confusion"]
+    from vitrail.data.findings import printable
+
+    classes, confusion = [printable(name) for name in numbers["classes"]], numbers["confusion"]
     if len(classes) <= 12:
         table = Table(box=None, header_style="bold", title="true class down, predicted across")
         table.add_column("")
         for name in classes:
-            table.add_column(name[:6], justify="right")
+            table.add_column(Text(name[:6]), justify="right")
         for name, row in zip(classes, confusion, strict=True):
-            table.add_row(name[:12], *(str(count) if count else "." for count in row))
+            table.add_row(Text(name[:12]), *(str(count) if count else "." for count in row))
         console.print(table)
         return
     pairs = [

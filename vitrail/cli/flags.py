@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 import tyro
 
+from vitrail.data.config import Columns
 from vitrail.model.config import ViTConfig
 
 
@@ -73,7 +74,9 @@ def sections(**flags: Any) -> dict[str, dict[str, Any]]:
     return {name: asked for name, own in flags.items() if (asked := changes(own, name))}
 
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what several verbs ask for
     Vit: TypeAlias = Any
+    Names: TypeAlias = Any
 else:
-    Vit = optional(ViTConfig)  # asked for by several verbs
+    Vit, Names = optional(ViTConfig), optional(Columns)
+COLUMNS = tyro.conf.arg(name="data.columns")  # as `train` calls them

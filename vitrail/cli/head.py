@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vitrail.cli.flags import Vit, changes
+from vitrail.cli.flags import COLUMNS, Names, Vit, changes
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def head(
     skip_broken: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     preprocess: Literal["half", "imagenet", "clip"] | None = None,
     vit: Vit = Vit(),  # noqa: B008
+    columns: Annotated[Names, COLUMNS] = Names(),  # noqa: B008
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Fit classifiers on frozen features, compare them, and keep the best.
@@ -51,8 +52,10 @@ def head(
         skip_broken: go on without images that cannot be read
         preprocess: mean and deviation that foreign weights expect, if their file does not say
         vit: the model at another image size, or what foreign weights do not say of themselves
+        columns: what the columns of a table are called
         json: print one JSON document
     """
+    from vitrail.data.config import Columns
     from vitrail.heads import keep, kinds
     from vitrail.heads.features import Extractor, Features
     from vitrail.run.head import DEFAULT, Headed, beside, compare, frozen
@@ -70,7 +73,8 @@ def head(
     headed.extractor = Extractor(
         model=headed.model, view=view, features=wanted, batch=batch, skip_broken=skip_broken
     )
-    found = compare(headed, data, names, shots, telling())
+    called = Columns(**changes(columns, "data.columns"))
+    found = compare(headed, data, names, shots, telling(), columns=called)
     path = out or beside(model)
     keep.save(path, found.best.head)
     if json:

@@ -127,8 +127,22 @@ AUGMENTS = {  # by how often an image will be seen; digits and letters must not 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Columns:
+    path: str = "path"  # column of a table that holds the path of the image
+    label: str = "label"  # column of a table that holds the class
+    split: str | None = None  # column with train, val or test; none: "split" if it is there
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            name = getattr(self, entry.name)
+            if name != entry.default and not (isinstance(name, str) and name):
+                raise UserError(f"the {entry.name} is in column {name!r}; give a column's name")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     augment: Augment = field(default_factory=Augment)  # how training images are varied
+    columns: Columns = field(default_factory=Columns)  # what the columns of a table are called
     balanced: bool = False  # show every class equally often, however many images it has
     skip_broken: bool = False  # go on without images that cannot be read, and say how many
     workers: int | None = None  # processes that read ahead; none: one per core, at most 8
@@ -140,3 +154,5 @@ class DataConfig:
             number = getattr(self, name)
             if number is not None and not 0 <= number < math.inf:
                 raise UserError(f"{name} is {number}; give a number of at least 0")
+        if self.workers is not None and not isinstance(self.workers, int):
+            raise UserError(f"workers is {self.workers}; give a whole number of at least 0")

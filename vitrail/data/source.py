@@ -10,9 +10,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.config import Columns
 from vitrail.errors import UserError
 
 Split = Literal["train", "val", "test"]
+TABLES = (".csv", ".tsv", ".jsonl")
+USUAL = Columns()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +70,10 @@ class Source(Protocol):
         """Reads one item; `UserError` says why it cannot be read, without naming it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    path: str = "path"  # column of a table that holds the path of the image
-    label: str = "label"  # column that holds the class
-    split: str | None = None  # column that holds train, val or test; "split" is used if it is there
-
-
 def open_data(
     data: str | Path,
     *,
-    columns: Columns | None = None,
+    columns: Columns = USUAL,
     classes: Sequence[str] | None = None,
     split: bool = True,
     progress: bool = True,
@@ -101,9 +97,9 @@ def open_data(
         tars = shards.find_shards(path) if is_folder else []
     except OSError as error:
         raise UserError(f"cannot look at {data}: {error.strerror}") from error
-    if is_file and path.suffix.lower() in table.SUFFIXES:
+    if is_file and path.suffix.lower() in TABLES:
         return table.open_table(path, columns=columns, **settings)
-    if columns is not None:
+    if columns != USUAL:
         raise UserError(f"{data} is no table, so it has no columns to name; leave them out")
     if isinstance(data, str) and data in SETS:
         return builtin.open_builtin(data, **settings)

@@ -12,20 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.data.config import Columns
 from vitrail.data.folder import Files, within
 from vitrail.data.names import Names, match, tidy
-from vitrail.data.source import Columns
 from vitrail.data.split import SPLITS, settle
 from vitrail.errors import UserError
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (*DELIMITERS, ".jsonl")
 
 
 def open_table(
     path: Path,
     *,
-    columns: Columns | None,
+    columns: Columns,
     classes: Sequence[str] | None,
     split: bool,
     progress: bool,
@@ -33,7 +32,7 @@ def open_table(
     """All rows of a table; its labels are the classes, unless classes are given."""
     path = path.absolute()
     reader = Reader(path.parent)
-    for row, cells in rows(path, columns or Columns()):
+    for row, cells in rows(path, columns):
         try:
             reader.add(row, *cells)
         except UserError as error:
@@ -207,5 +206,6 @@ def check_columns(found: list[str], path: Path, columns: Columns) -> None:
             many = "more than one column" if name in found else "no column"
             raise UserError(
                 f"{path} has {many} {name!r} for the {kind}; "
-                f"it has {', '.join(map(repr, found)) or 'none'}: name the right one"
+                f"it has {', '.join(map(repr, found)) or 'none'}: "
+                f"name the right one with --data.columns.{kind}"
             )

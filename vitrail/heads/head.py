@@ -24,7 +24,7 @@ class Head:
     width: int  # of a row of features
     weights: str  # checksum of the model whose features it knows
     view: Mapping[str, Any]  # and how that model saw images
-    data: Mapping[str, Any] = field(default_factory=dict)  # name, source, fingerprint
+    data: Mapping[str, Any] = field(default_factory=dict)  # name, source, columns, fingerprint
     temperature: float | None = None  # fitted on validation images; None without any
 
     def scores(self, x: NDArray[np.float32]) -> NDArray[np.float32]:

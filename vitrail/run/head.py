@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.config import Preprocess
-from vitrail.data.source import Source, Split, fingerprint, open_data
+from vitrail.data.config import Columns, Preprocess
+from vitrail.data.source import USUAL, Source, Split, fingerprint, open_data
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import interval
 from vitrail.heads import keep, kinds, shots
@@ -19,6 +19,7 @@ from vitrail.heads.head import Head, has_probabilities, heat
 from vitrail.model.vit import ViT
 from vitrail.run.build import pick_device, told
 from vitrail.run.classifier import Classifier
+from vitrail.run.recipe import plain
 from vitrail.run.record import RECIPE
 from vitrail.zoo import load as zoo
 
@@ -70,19 +71,27 @@ class Headed(Classifier):
             raise UserError("this head has learned nothing yet; call .fit(data) first")
         return Answers(self.extractor, self.head)
 
-    def fit(self, data: str | Path | Source) -> "Headed":
+    def fit(self, data: str | Path | Source, *, columns: Columns = USUAL) -> "Headed":
         """Learns from the training images of `data`, whose classes become the head's."""
         from sklearn.base import clone
 
-        source = open_data(data) if isinstance(data, str | Path) else data
+        source = open_data(data, columns=columns) if isinstance(data, str | Path) else data
         train, val = (self.extractor.examples(source, split) for split in SPLITS[:2])
         with kinds.patient():
             fitted = clone(self.estimator).fit(train.x, train.y)
         name = type(fitted).__name__
-        self.use(self.made(name, fitted, source, str(data), val))
+        self.use(self.made(name, fitted, source, str(data), val, columns))
         return self
 
-    def made(self, kind: str, fitted: Any, source: Source, data: str, held_out: Examples) -> Head:
+    def made(
+        self,
+        kind: str,
+        fitted: Any,
+        source: Source,
+        data: str,
+        held_out: Examples,
+        columns: Columns,
+    ) -> Head:
         where = str(Path(data).expanduser().resolve()) if source.path else data
         return Head(
             kind=kind,
@@ -92,7 +101,12 @@ class Headed(Classifier):
             width=self.extractor.width,
             weights=weights_digest(self.model),
             view=self.view.plain(),
-            data={"name": source.name, "source": where, "fingerprint": fingerprint(source)},
+            data={
+                "name": source.name,
+                "source": where,
+                "columns": plain(columns),
+                "fingerprint": fingerprint(source),
+            },
             temperature=heat(fitted, len(source.classes), held_out),
         )
 
@@ -100,8 +114,7 @@ class Headed(Classifier):
         """Accuracy on the images that `vitrail evaluate` would take: test images, or all."""
         from vitrail.run.scores import evaluate, open_for
 
-        numbers, _ = evaluate(self, *open_for(self, data, None))
-        return float(numbers["accuracy"])
+        return float(evaluate(self, *open_for(self, data, None))["accuracy"])
 
     def save(self, path: str | Path) -> None:
         """For `--head` of predict and evaluate."""
@@ -198,6 +211,8 @@ def compare(
     names: Sequence[str] = DEFAULT,
     few: Sequence[int] = (),
     say: Callable[[str], None] = lambda words: None,
+    *,
+    columns: Columns = USUAL,
 ) -> Comparison:
     """Fits each kind on training images, and judges it on test images.
 
@@ -208,7 +223,7 @@ def compare(
     shots.check(few)
     kinds.needed()
     headed.model.chosen(headed.extractor.features.layers or None)
-    source = open_data(data)
+    source = open_data(data, columns=columns)
     train, val, test = (headed.extractor.examples(source, one) for one in SPLITS)
     split = "test" if len(test) else "val"
     judging = test if len(test) else val
@@ -220,7 +235,7 @@ def compare(
     for name in names:
         say(name)
         fitted = kinds.fit(name, train.x, train.y, source.classes)
-        made = headed.made(name, fitted.estimator, source, data, val)
+        made = headed.made(name, fitted.estimator, source, data, val, columns)
         start = time.perf_counter()
         rate = made.accuracy(judging)
         seconds = time.perf_counter() - start

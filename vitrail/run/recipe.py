@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitrail.data.config import Augment, DataConfig, Preprocess
+from vitrail.data.config import Augment, Columns, DataConfig, Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.training.config import TrainConfig
@@ -28,6 +28,11 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     view: Preprocess = field(default_factory=Preprocess)
 
+    def __post_init__(self) -> None:
+        for path in map(str, (self.source, self.weights)):
+            if path != path.encode(errors="replace").decode():  # bytes that are no text
+                raise UserError(f"{path!r} is no UTF-8 text, as a recipe must be; rename it")
+
 
 SECTIONS: dict[str, type] = {
     "vit": ViTConfig,
@@ -35,6 +40,7 @@ SECTIONS: dict[str, type] = {
     "data": DataConfig,
     "view": Preprocess,
     "data.augment": Augment,
+    "data.columns": Columns,
 }
 
 
@@ -77,6 +83,11 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         else:
             merged[key] = value
     return merged
+
+
+def columns_of(table: Mapping[str, Any]) -> Columns:
+    """How a table's columns are called, which must be known before the rest can be chosen."""
+    return build(Recipe, {"data": table.get("data", {})}).data.columns
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def data_of(record: Record, kept: Kept | None) -> tuple[Source | None, str]:
     if name in SETS and not present(name):
         return None, f"the set {name} is not on this machine"
     try:
-        source = open_data(name)
+        source = open_data(name, columns=record.recipe.data.columns)
     except UserError as error:
         return None, str(error)
     if kept is not None and kept[1]["data"]["fingerprint"] != fingerprint(source):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from vitrail import files
-from vitrail.data.config import Preprocess
+from vitrail.data.config import Columns, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import Source, Split, fingerprint, indices, open_data
 from vitrail.errors import UserError
@@ -27,7 +27,16 @@ from vitrail.run.journal import Journal
 from vitrail.run.live import Live
 from vitrail.run.plan import plan
 from vitrail.run.predictions import Predictions, Seen, ask_together
-from vitrail.run.recipe import Recipe, build, digest, merge, plain, read_recipe, write_toml
+from vitrail.run.recipe import (
+    Recipe,
+    build,
+    columns_of,
+    digest,
+    merge,
+    plain,
+    read_recipe,
+    write_toml,
+)
 from vitrail.run.record import (
     JOURNAL,
     METRICS,
@@ -127,7 +136,7 @@ def train(
     with joined(timeout) as together:
         show = show.by(together)
         live = Live(quiet=show.quiet)
-        source = opened(data, together)
+        source = opened(data, columns_of(table), together)
         earlier = together.tell(begun(out, source, together))
         if earlier and together.tell((Path(earlier) / RECIPE).is_file()):
             return go_on(Path(earlier), asked.device, show, together)
@@ -186,7 +195,7 @@ def go_on(folder: Path, device: str, show: Showing, together: Together) -> Run:
             files.sweep(folder, JOURNAL, MODEL, METRICS, predictions.FILE)
             settings = build(Recipe, read_recipe(folder / RECIPE))
         settings = agreed(settings, together)
-        source = opened(settings.source, together)
+        source = opened(settings.source, settings.data.columns, together)
         place = pick_device(device, together.local)
         loader = make_loader(settings, source, place, together)
         learner = make_learner(settings, place)
@@ -212,11 +221,11 @@ def go_on(folder: Path, device: str, show: Showing, together: Together) -> Run:
         return go(folder, settings, loader, learner, facts, show, together)
 
 
-def opened(data: str, together: Together) -> Source:
+def opened(data: str, columns: Columns, together: Together) -> Source:
     """The data set; a download is the first process's."""
-    source = open_data(data) if together.first else None
+    source = open_data(data, columns=columns) if together.first else None
     together.tell(None)
-    return source or open_data(data, progress=False)
+    return source or open_data(data, columns=columns, progress=False)
 
 
 def same_data(source: Source, together: Together) -> str:
@@ -396,7 +405,12 @@ def describe(recipe: Recipe, loader: Loader, facts: Mapping[str, Any]) -> dict[s
         "classes": list(source.classes),
         "channels": recipe.view.channels,
         "preprocess": recipe.view.plain(),
-        "data": {"name": source.name, "source": recipe.source, "fingerprint": facts["data"]},
+        "data": {
+            "name": source.name,
+            "source": recipe.source,
+            "columns": plain(recipe.data.columns),
+            "fingerprint": facts["data"],
+        },
         "recipe": digest(recipe),
         "temperature": None,
         "metrics": {},

@@ -1,40 +1,66 @@
 """A classifier judged on a data set: every number that `vitrail evaluate` tells."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
-from vitrail.data.config import DataConfig
+from vitrail.data.config import Columns, DataConfig
 from vitrail.data.loader import Loader
-from vitrail.data.source import Source, Split, indices, open_data
+from vitrail.data.source import TABLES, USUAL, Source, Split, fingerprint, indices, open_data
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import logits
 from vitrail.run.classifier import Classifier
+from vitrail.run.recipe import build
 from vitrail.training.learner import computed_in
 
 Part = Literal["train", "val", "test", "all"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
-def open_for(classifier: Classifier, data: str | Path, part: Part | None) -> tuple[Source, Part]:
+def open_for(
+    classifier: Classifier,
+    data: str | Path,
+    part: Part | None,
+    columns: Mapping[str, str] | None = None,
+) -> tuple[Source, Part]:
     """The data with the model's classes, and the part of it to judge.
 
-    Of the data a run was trained on, that is its test split. Of other data it is the test split
-    where one is given, else all.
+    Of the data a run was trained on, wherever it lies now, that is its test split. Of other data
+    it is the test split where one is given, else all. The columns of a table are called as they
+    were in training, but for those that `columns` names.
     """
     own = classifier.facts.get("data", {})
-    known = str(data) == own.get("source") or str(Path(data).resolve()) == own.get("source")
-    source = open_data(data, classes=classifier.classes, split=known)
+    called = USUAL
+    if columns or Path(data).suffix.lower() in TABLES:
+        called = build(Columns, {**own.get("columns", {}), **(columns or {})}, "data.columns.")
+    known = own.get("source") in (str(data), str(Path(data).expanduser().resolve()))
+    source = open_data(data, columns=called, classes=classifier.classes, split=known)
+    if not known and (moved := moved_here(source, data, called, own.get("fingerprint"))):
+        known, source = True, moved
     if part is None:
         held_out = len(indices(source, "test"))
         part = "test" if 0 < held_out < len(source) or known else "all"
     if not len(indices(source, part)):
         raise UserError(f"{source.name} has no {part} images; choose another --split")
     return source, part
+
+
+def moved_here(
+    source: Source, data: str | Path, columns: Columns, checksum: str | None
+) -> Source | None:
+    """The data of this checksum with its splits, if that is what the source holds."""
+    if checksum is None or len(np.unique(source.labels)) < len(source.classes):
+        return None
+    try:
+        found = open_data(data, columns=columns)
+    except UserError:  # too few images to be split
+        return None
+    return found if fingerprint(found) == checksum else None
 
 
 def evaluate(
@@ -45,13 +71,13 @@ def evaluate(
     batch: int = 64,
     skip_broken: bool = False,
     progress: Callable[[int], None] = lambda images: None,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The numbers as `--json` prints them, and the most confident mistakes."""
+) -> dict[str, Any]:
+    """The numbers and the most confident mistakes, as `--json` prints them."""
     outputs, labels, ids = outputs_of(classifier, source, part, batch, skip_broken, progress)
     rate = metrics.accuracy(outputs, labels)
     confusion = metrics.confusion(outputs.argmax(dim=1), labels, len(classifier.classes))
     scores = metrics.per_class(confusion)
-    numbers = {
+    return {
         "images": len(labels),
         "split": part,
         "accuracy": rate,
@@ -65,17 +91,16 @@ def evaluate(
         },
         "classes": list(classifier.classes),
         "confusion": confusion.tolist(),
+        "mistakes": [
+            {
+                "path": ids[mistake.index],
+                "label": classifier.classes[mistake.label],
+                "predicted": classifier.classes[mistake.predicted],
+                "probability": mistake.probability,
+            }
+            for mistake in metrics.mistakes(outputs, labels)
+        ],
     }
-    mistakes = [
-        {
-            "path": ids[mistake.index],
-            "label": classifier.classes[mistake.label],
-            "predicted": classifier.classes[mistake.predicted],
-            "probability": mistake.probability,
-        }
-        for mistake in metrics.mistakes(outputs, labels)
-    ]
-    return numbers, mistakes
 
 
 def outputs_of(

@@ -18,7 +18,7 @@ from vitrail.errors import UserError
 from vitrail.run import run
 from vitrail.run.build import pick_device
 from vitrail.run.live import Live
-from vitrail.run.recipe import Recipe, build, merge, plain, read_recipe, write_toml
+from vitrail.run.recipe import Recipe, build, columns_of, merge, plain, read_recipe, write_toml
 from vitrail.run.record import METRICS, RECIPE, with_reasons
 from vitrail.search import study as shared
 from vitrail.search.space import (
@@ -136,7 +136,7 @@ def planned(
 ) -> tuple[Path, Plan]:
     """The plan, written into its folder; or the one that is there, if it is of this search."""
     given = read_space(space) if space else None
-    source = open_data(data)
+    source = open_data(data, columns=columns_of(table))
     if not len(indices(source, "val")):
         raise UserError(f"{source.name} has no validation images, by which settings are chosen")
     folder = out or Path("runs") / f"search-{source.name}"
