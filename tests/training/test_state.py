@@ -262,6 +262,23 @@ def test_other_threads_and_versions_are_told(folder, monkeypatch):
     assert f"threads {torch.get_num_threads()}, going on with 64" in told[1]
 
 
+@pytest.mark.parametrize("name", ["vitrail", "numpy", "pillow", "simplejpeg"])
+def test_another_version_of_what_makes_the_batches_is_told(folder, monkeypatch, name):
+    put(folder, 5)
+    now = {**state.machine(), name: "9.9"}
+    monkeypatch.setattr(state, "machine", lambda: now)
+    (told,) = load(folder).warnings
+    assert told.startswith(f"saved with {name} ") and "going on with 9.9" in told
+
+
+def test_a_state_that_does_not_tell_a_version_is_not_told_of(folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        few = {name: state.machine()[name] for name in ("torch", "threads")}
+        patch.setattr(state, "machine", lambda: few)
+        put(folder, 5)
+    assert load(folder).warnings == ()
+
+
 HOLD = """
 import fcntl, os, sys, time
 file = open(sys.argv[1], "a+")

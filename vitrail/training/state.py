@@ -11,6 +11,8 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import metadata
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch import distributed as dist
 
-from vitrail import files
+from vitrail import __version__, files
 from vitrail.errors import UserError
 
 FORMAT = 1  # of the folders written here
@@ -174,7 +176,17 @@ def machine() -> dict[str, str | int]:
         "processes": dist.get_world_size() if dist.is_initialized() else 1,
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "vitrail": __version__,
+        **{name: installed(name) for name in ("numpy", "pillow", "simplejpeg")},
     }
+
+
+@cache
+def installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
