@@ -39,6 +39,11 @@ def test_flags_reach_the_recipe(folder):
     assert "width = 32" in text and "workers = 0" in text and "steps = 120" in text
 
 
+def test_resume_takes_the_flag_that_a_broken_image_asks_for(capsys, folder):
+    code, out, _ = call(capsys, "resume", folder, "--data.skip-broken", "--json")
+    assert code == 0 and json.loads(out)["steps"] == 120
+
+
 def test_evaluate_judges_the_test_split_by_default(capsys, folder):
     code, out, _ = call(capsys, "evaluate", folder, "digits", "--json")
     numbers = json.loads(out)

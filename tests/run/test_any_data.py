@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from vitrail.run import run
+from vitrail.run.drive import Stopped
 from vitrail.run.recipe import read_recipe
 
 
@@ -53,6 +54,19 @@ def test_a_rare_class_is_found(train, tmp_path):
     data = folder_of(tmp_path / "data", {"dark": 90, "light": 6})
     metrics, recipe = train(data, epochs=6)
     assert recipe["data"]["balanced"] and metrics["val"]["accuracy"] == 1
+
+
+def test_tensorboard_goes_on_with_a_run(digits, stop_at, monkeypatch, tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with monkeypatch.context():
+        stop_at(7)
+        with pytest.raises(Stopped):
+            digits(tensorboard=True)
+    monkeypatch.undo()
+    run.resume(tmp_path / "run", report=False, quiet=True)
+    board = events.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    assert [one.step for one in board.Scalars("step/loss")] == [1, 5, 10, 15, 20, 25, 30]
 
 
 def test_tensorboard_shows_what_the_journal_has(train, tmp_path):

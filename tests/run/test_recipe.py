@@ -6,6 +6,7 @@ from vitrail.data.config import AUGMENTS, DataConfig, Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.run.recipe import Recipe, build, digest, merge, plain, read_recipe, write_toml
+from vitrail.run.run import train
 from vitrail.training.config import TrainConfig
 
 ODD = Recipe(
@@ -66,6 +67,36 @@ def test_a_mistake_in_a_recipe_is_answered_in_one_line(tmp_path, text, answer):
 def test_a_value_of_a_wrong_type_is_a_users_mistake(table):
     with pytest.raises(UserError):
         build(Recipe, table)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("train = 3", "train is 3; give a section [train]"),
+        ("vit = 3", "vit is 3; give a section [vit]"),
+        ("view = 3", "view is 3; give a section [view]"),
+        ("[data]\naugment = true", "data.augment is True; give a section [data.augment]"),
+        ("weights = 3", "weights is 3; give a text"),
+        ("source = ['a']", "source is ['a']; give a text"),
+        ('[train]\nepochs = "many"', "train.epochs is 'many'; give a whole number"),
+        ("[train]\nlr = true", "train.lr is True; give a number"),
+        ("[train]\ncompile = 1", "train.compile is 1; give true or false"),
+        ("[train]\noptimizer = 1", "train.optimizer is 1; give a text"),
+        ("[data]\nworkers = 1.5", "data.workers is 1.5; give a whole number"),
+        ("[vit]\nimage = [8, 'x']", "vit.image is [8, 'x']; give a whole number or a list of"),
+        ("[view]\nmean = 0.5", "view.mean is 0.5; give a list of numbers"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_names_its_setting(tmp_path, text, answer):
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(UserError) as error:
+        train("digits", recipe=tmp_path / "r.toml", out=tmp_path / "run", quiet=True)
+    assert answer in str(error.value) and "r.toml" in str(error.value)
+
+
+def test_half_a_worker_is_none():
+    with pytest.raises(UserError, match=r"workers is 1\.5; give a whole number"):
+        DataConfig(workers=1.5)
 
 
 def test_a_recipe_that_is_not_there_is_named(tmp_path):

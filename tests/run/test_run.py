@@ -1,6 +1,7 @@
 """A run and its folder: what it leaves, how it stops, how it goes on."""
 
 import json
+import shutil
 import signal
 from dataclasses import replace
 
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.run.conftest import SMALL, tensors
+from tests.data.test_builtin import write_photos
+from tests.run.conftest import FEW, SMALL, tensors
+from vitrail.data.catalogue import IMAGENETTE
 from vitrail.data.loader import Loader
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
@@ -16,7 +19,7 @@ from vitrail.run import run
 from vitrail.run.build import make_learner
 from vitrail.run.drive import Driver, Stopped
 from vitrail.run.journal import read_journal
-from vitrail.run.recipe import Recipe, merge
+from vitrail.run.recipe import Recipe, merge, read_recipe
 from vitrail.training import state
 from vitrail.training.loop import Diverged
 
@@ -27,7 +30,7 @@ def equal(one, other):
 
 def test_a_run_leaves_what_was_promised(digits):
     done = digits()
-    names = {path.name for path in done.folder.iterdir()} - {".lock"}
+    names = {path.name for path in done.folder.iterdir()} - {".lock", ".data"}
     written = {"recipe.toml", "journal.jsonl", "state", "model.safetensors", "metrics.json"}
     assert names == written | {"predictions.safetensors"}
     assert json.loads((done.folder / "metrics.json").read_text()) == done.metrics
@@ -237,6 +240,89 @@ def test_changed_data_stop_a_resume(tmp_path, stop_at, monkeypatch):
     with pytest.raises(UserError, match="is not the data this run began with"):
         run.resume(tmp_path / "run", report=False, quiet=True)
     assert (tmp_path / "run" / "state").exists()
+
+
+def killed(driver):
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def begun(on_photos, monkeypatch, tmp_path):
+    """A run that was killed before its first state."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "drive", killed)
+        with pytest.raises(KeyboardInterrupt):
+            on_photos()
+    assert not (tmp_path / "run" / "state").exists()
+    return tmp_path / "run"
+
+
+def test_a_run_without_a_state_goes_on_from_its_first_step(begun, on_photos):
+    part = run.resume(begun, report=False, quiet=True)
+    assert equal(tensors(part.folder), tensors(on_photos("whole").folder))
+
+
+def test_changed_data_stop_a_run_that_has_no_state(begun, photos):
+    (photos / "train" / "dark" / "0.png").unlink()
+    with pytest.raises(UserError, match="is not the data this run began with"):
+        run.resume(begun, report=False, quiet=True)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_class_more_stops_a_run_that_has_no_state(begun, photos, noted):
+    for split in ("train", "val", "test"):
+        shutil.copytree(photos / split / "dark", photos / split / "darker")
+    if not noted:  # by an older version
+        (begun / ".data").unlink()
+    with pytest.raises(UserError, match="is not the data this run began with"):
+        run.resume(begun, report=False, quiet=True)
+
+
+@pytest.mark.parametrize("marks", [[".lock"], [".lock", ".launch", ".data"]])
+def test_what_a_run_left_that_never_began_is_no_obstacle(digits, tmp_path, marks):
+    torn = tmp_path / "run" / ".recipe.toml.x1y2.tmp"
+    torn.mkdir(parents=True)
+    (torn / "recipe.toml").write_text("for")
+    for name in marks:
+        (tmp_path / "run" / name).write_text("of another")
+    folder = digits(changes=merge(SMALL, {"train": {"steps": 2}})).folder
+    assert not torn.exists() and not (folder / ".launch").exists()
+
+
+def test_a_run_that_has_not_begun_yet_is_not_disturbed(digits, tmp_path):
+    (tmp_path / "run").mkdir()
+    with state.lock(tmp_path / "run"), pytest.raises(UserError, match="is in use by process"):
+        digits()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("out", [None, "mine", "train/dark"])
+def test_a_run_is_not_written_into_the_data(photos, monkeypatch, out):
+    monkeypatch.chdir(photos)
+    before = sorted(photos.rglob("*"))
+    with pytest.raises(UserError, match=r"lies in the data, .* give --out elsewhere"):
+        run.train(".", out=out, changes=FEW, report=False, quiet=True)
+    assert sorted(photos.rglob("*")) == before
+
+
+def test_a_built_in_set_of_files_keeps_its_name(tmp_path, monkeypatch):
+    write_photos(tmp_path / "data" / "imagenette", IMAGENETTE)
+    monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+    monkeypatch.chdir(tmp_path)
+    larger = merge(FEW, {"vit": {"image": 16}})
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "drive", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.train("imagenette", out="run", changes=larger, report=False, quiet=True)
+    assert read_recipe(tmp_path / "run" / "recipe.toml")["source"] == "imagenette"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    done = run.resume(tmp_path / "run", report=False, quiet=True)
+    recipe = done.folder / "recipe.toml"
+    again = run.train(recipe=recipe, out="again", report=False, quiet=True)
+    assert equal(tensors(done.folder), tensors(again.folder))
 
 
 def test_a_loss_that_is_not_finite_stops_and_saves(digits, monkeypatch, tmp_path):

@@ -13,6 +13,9 @@ def resume(
     *,
     device: str = "auto",
     timeout: float = 1800,
+    skip_broken: Annotated[
+        bool, tyro.conf.arg(name="data.skip-broken"), tyro.conf.FlagCreatePairsOff
+    ] = False,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Go on with a run where it stopped.
@@ -21,10 +24,11 @@ def resume(
         run: run folder
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
         timeout: seconds that processes started by torchrun wait for each other
+        skip_broken: from here on go on without images that cannot be read
         json: print the final numbers as one JSON document
     """
     from vitrail.run.run import resume
 
-    done = resume(run, device=device, timeout=timeout)
+    done = resume(run, device=device, timeout=timeout, skip_broken=skip_broken)
     if done.first:
         tell(done.metrics, json)

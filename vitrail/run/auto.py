@@ -112,25 +112,31 @@ def choose(
 
 
 def fine_tune(
-    facts: Facts, name: str, vit: ViTConfig, view: Preprocess, epochs: int | None
+    facts: Facts, name: str, vit: ViTConfig, view: Preprocess | None, epochs: int | None
 ) -> Choice:
-    """The recipe for going on from weights that others trained, seen as those weights expect it."""
+    """The recipe for going on from weights that others trained, seen as those weights expect it.
+
+    Without a `view`, the weights do not say what they expect, and whoever asked for them does.
+    """
     batch = min(32, batch_size(facts))
     epochs = epochs or int(min(50, max(5, 20_000 / facts.images)))
     augment = AUGMENTS["digits" if facts.channels == 1 else "light"]
     train = {"batch": batch, "epochs": epochs, "optimizer": "adamw", "lr": 5e-4}
     train |= {"weight_decay": 0.05, "warmup": 0.1, "layer_decay": 0.75, "smoothing": 0.1}
+    seen = "as asked for, the weights do not say theirs"
+    if view is not None:
+        seen = "that of the weights, or they would not recognise what they see"
     return Choice(
         settings={
             "model": name,
             "vit": plain(replace(vit, classes=facts.classes, head="linear")),
             "train": train | uneven(facts),
             "data": {"augment": plain(augment), "balanced": facts.uneven > 10},
-            "view": view.plain(),
+            "view": view.plain() if view else {"channels": vit.channels},
         },
         reasons=[
             f"model {name}: that of the weights, with a new head for {facts.classes} classes",
-            "preprocessing: that of the weights, or they would not recognise what they see",
+            f"preprocessing: {seen}",
             "learning rate low, and lower still for early blocks, which know most already",
             f"epochs {epochs}: fine-tuning needs few",
         ],

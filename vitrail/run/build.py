@@ -2,6 +2,8 @@
 
 import logging
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from vitrail.model.attention import Attention
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.run.auto import Facts
-from vitrail.run.recipe import Recipe
+from vitrail.run.recipe import Recipe, plain
 from vitrail.training.distributed import ALONE, Together
 from vitrail.training.learner import Learner
 from vitrail.zoo import load as zoo
@@ -119,11 +121,20 @@ def told(loaded: zoo.Loaded) -> zoo.Loaded:
     return loaded
 
 
+def weights_for(facts: Facts, weights: str, asked: Mapping[str, Any]) -> zoo.Loaded:
+    """What a fine-tuning starts from, with what was asked for of its model."""
+    loaded = zoo.load(weights, vit={"classes": facts.classes, **asked.get("vit", {})})
+    if loaded.view is None and not {"mean", "std"} <= asked.get("view", {}).keys():
+        raise UserError(
+            f"{weights} does not say how its images were normalised; say --view.mean 0.5 "
+            f"--view.std 0.5, or ImageNet's 0.485 0.456 0.406 and 0.229 0.224 0.225"
+        )
+    return told(loaded)
+
+
 def begin_from(weights: str, model: ViT) -> None:
     """Everything but the head, which begins anew: the classes are others."""
-    config = model.config
-    fit = {"image": config.image, "classes": config.classes, "channels": config.channels}
-    loaded = told(zoo.load(weights, vit=fit))
+    loaded = zoo.load(weights, vit=plain(model.config))
     model.load_state_dict(loaded.model.state_dict())
     for head in (model.head, model.head_dist):
         if isinstance(head, nn.Linear):

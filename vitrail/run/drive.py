@@ -76,9 +76,11 @@ class Driver:
         """Goes on until all steps are done, patience ends, or a signal comes."""
         settings = self.recipe.train
         with stopping() as heard:
+            if self.facts["epoch_steps"] and self.ends_epoch(self.facts["step"]):
+                self.end_epoch(self.facts["step"])  # the look at its end had failed
             for step in self.steps(heard):
                 self.note(step)
-                if step.number % self.loader.steps == 0 or step.number == settings.steps:
+                if self.ends_epoch(step.number):
                     self.end_epoch(step.number)
                 if time.monotonic() - self.saved >= settings.save_every:
                     self.save()
@@ -142,6 +144,9 @@ class Driver:
     def epoch(self, step: int) -> int:
         return -(-step // self.loader.steps)
 
+    def ends_epoch(self, step: int) -> bool:
+        return step % self.loader.steps == 0 or step == self.recipe.train.steps
+
     def end_epoch(self, step: int) -> None:
         """Looks at the validation images, keeps the weights if they are the best so far."""
         facts, epoch = self.facts, self.epoch(step)
@@ -150,8 +155,6 @@ class Driver:
         line["train_loss"] = facts["epoch_loss"] / facts["epoch_steps"]
         line["train_accuracy"] = facts["epoch_right"] / facts["epoch_images"]
         line |= {"val_loss": None, "val_accuracy": None}
-        for name in ("epoch_loss", "epoch_steps", "epoch_right", "epoch_images"):
-            facts[name] = FRESH[name]
         if epoch % self.recipe.train.evaluate_every == 0 or step == self.recipe.train.steps:
             scores = self.look()
             line |= {name: scores[name] for name in ("val_loss", "val_accuracy")}
@@ -160,6 +163,8 @@ class Driver:
                 facts["best"] = {name: line[name] for name in names}
                 if self.together.first:
                     self.keep(facts["best"])
+        for name in ("epoch_loss", "epoch_steps", "epoch_right", "epoch_images"):
+            facts[name] = FRESH[name]
         if self.journal:
             self.journal.write(line)
         self.live.epoch(line)
@@ -167,10 +172,17 @@ class Driver:
             self.on_epoch({**line, "steps": self.recipe.train.steps})
 
     def look(self) -> dict[str, Any]:
-        """What the averaged weights are worth on the validation images."""
-        seen = ask_together(
-            self.learner.result, self.loader, "val", self.learner.dtype, self.together
-        )
+        """What the averaged weights are worth on the validation images.
+
+        If one of them is broken, the run is saved as it stands before the look.
+        """
+        try:
+            seen = ask_together(
+                self.learner.result, self.loader, "val", self.learner.dtype, self.together
+            )
+        except UserError:
+            self.save()
+            raise
         scores: dict[str, Any] = {}
         if seen is not None:
             scores["val_loss"] = log_loss(seen.logits, seen.labels)

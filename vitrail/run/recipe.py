@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitrail.data.config import Augment, Columns, DataConfig, Preprocess
 from vitrail.errors import UserError
@@ -14,6 +15,7 @@ from vitrail.model.config import ViTConfig
 from vitrail.training.config import TrainConfig
 
 FORMAT = 1  # of recipe.toml
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 T = TypeVar("T")
 
@@ -56,13 +58,11 @@ def plain(settings: Any) -> dict[str, Any]:
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     """A dataclass from nested dicts; an unknown key is an error that names the nearest one."""
-    check_names(cls, table, where)
+    check(cls, table, where)
     given: dict[str, Any] = {}
     for key, value in table.items():
         section = SECTIONS.get(f"{where}{key}")
         if section is not None:
-            if not isinstance(value, Mapping):
-                raise UserError(f"{where}{key} is {value!r}; wanted a section [{where}{key}]")
             given[key] = build(section, value, f"{where}{key}.")
         else:
             given[key] = tuple(value) if isinstance(value, list) else value
@@ -105,22 +105,51 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
             f"use the version of vitrail that wrote it"
         )
     try:
-        check_names(Recipe, table)
+        check(Recipe, table)
     except UserError as error:
         raise UserError(f"in the recipe {path}: {error}") from error
     return table
 
 
-def check_names(cls: type, table: Mapping[str, Any], where: str = "") -> None:
-    """Stops at a key that no setting has, before anything is chosen."""
-    known = [entry.name for entry in fields(cls)]
+def check(cls: type, table: Mapping[str, Any], where: str = "") -> None:
+    """Stops at a key that no setting has or a value of another kind, before anything is chosen."""
+    known = get_type_hints(cls)
     for key, value in table.items():
         if key not in known:
             near = get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)
             raise UserError(f"there is no setting {where}{key}; the nearest is {where}{near[0]}")
         section = SECTIONS.get(f"{where}{key}")
-        if section is not None and isinstance(value, Mapping):
-            check_names(section, value, f"{where}{key}.")
+        if section is None:
+            if not fits(value, known[key]):
+                raise UserError(f"{where}{key} is {value!r}; give {wanted(known[key])}")
+        elif isinstance(value, Mapping):
+            check(section, value, f"{where}{key}.")
+        else:
+            raise UserError(f"{where}{key} is {value!r}; give a section [{where}{key}]")
+
+
+def fits(value: object, kind: Any) -> bool:
+    """Whether a setting of this kind may have this value; a list stands for a tuple."""
+    if get_origin(kind) in (Union, UnionType):
+        return any(fits(value, one) for one in get_args(kind))
+    if get_origin(kind) is tuple:
+        part = get_args(kind)[0]
+        return isinstance(value, list | tuple) and all(fits(one, part) for one in value)
+    if get_origin(kind) is Literal:
+        return isinstance(value, str)  # the setting itself says which
+    if kind in (int, float):
+        whole = int if kind is int else int | float
+        return isinstance(value, whole) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def wanted(kind: Any) -> str:
+    """A kind in words."""
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(wanted(one) for one in get_args(kind) if one is not NoneType)
+    if get_origin(kind) is tuple:
+        return "a list of numbers"
+    return KINDS.get(kind, "a text")
 
 
 def write_toml(recipe: Recipe) -> str:

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 
 from vitrail import files
-from vitrail.data.config import Columns, Preprocess
+from vitrail.data.catalogue import SETS
+from vitrail.data.config import Columns
 from vitrail.data.loader import Loader
-from vitrail.data.source import Source, Split, fingerprint, indices, open_data
+from vitrail.data.places import keep_out
+from vitrail.data.source import Source, Split, fingerprint, open_data
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import accuracy, fit_temperature, interval
 from vitrail.model.vit import ViT
 from vitrail.run import auto, predictions
-from vitrail.run.build import check_sense, make_learner, make_loader, pick_device
+from vitrail.run.build import check_sense, make_learner, make_loader, pick_device, weights_for
 from vitrail.run.drive import FRESH, Driver, OnEpoch
 from vitrail.run.journal import Journal
 from vitrail.run.live import Live
@@ -30,6 +32,7 @@ from vitrail.run.predictions import Predictions, Seen, ask_together
 from vitrail.run.recipe import (
     Recipe,
     build,
+    check,
     columns_of,
     digest,
     merge,
@@ -44,17 +47,19 @@ from vitrail.run.record import (
     RECIPE,
     asked_instead,
     read_metrics,
+    read_reasons,
     with_reasons,
 )
 from vitrail.training import state
 from vitrail.training.distributed import TIMEOUT, Together, joined
 from vitrail.training.learner import Learner, computed_in
-from vitrail.zoo import load as zoo
 from vitrail.zoo.file import load_model, save_model
 
 log = logging.getLogger(__name__)
 
 LAUNCH = ".launch"  # in a run folder: which torchrun began it
+DATA = ".data"  # there too: the checksum of the data it began with
+MARKS = (".lock", LAUNCH, DATA)  # all that a run leaves before it begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,11 @@ class Showing:
     test: bool = True  # look at the test images at the end
     on_epoch: OnEpoch = lambda line: None
 
+    @property
+    def judged(self) -> tuple[Split, ...]:
+        """What the final weights are asked about."""
+        return ("val", "test") if self.test else ("val",)
+
     def by(self, together: Together) -> "Showing":
         """Only the first of the processes speaks."""
         return self if together.first else replace(self, quiet=True, report=False)
@@ -84,7 +94,7 @@ class Wishes:
     """What was asked for beside the data; None lets the data decide."""
 
     model: str | None = None
-    weights: str | None = None
+    weights: str | Path | None = None
     minutes: float | None = None
     epochs: int | None = None
     seed: int | None = None
@@ -144,17 +154,20 @@ def train(
         settings, reasons, folder = Recipe(), [""], Path()
         if together.first:
             settings, reasons = design(source, data, table, asked, place, live, together.world)
-            folder = Path(earlier) if earlier else fresh_run(out, source, together.launch)
+            folder = Path(earlier) if earlier else fresh_run(out, source)
         settings, folder = agreed(settings, together), Path(together.tell(str(folder)))
         with owned(folder, together):
             try:
+                if together.first:
+                    claim(folder, together.launch)
                 loader = make_loader(settings, source, place, together)
                 facts = {**FRESH, "data": same_data(source, together)}
-                loader.prepare("train", "val")
+                loader.prepare("train", *show.judged)
                 learner = make_learner(settings, place)
                 planned = plan(settings, loader, learner, asked.minutes, began, live, together)
                 settings = agreed(planned, together)
                 if together.first:
+                    files.write(folder / DATA, facts["data"])
                     files.write(folder / RECIPE, with_reasons(reasons, write_toml(settings)))
             except BaseException:
                 if together.first:
@@ -168,19 +181,25 @@ def resume(
     folder: str | Path,
     *,
     device: str = "auto",
+    skip_broken: bool = False,
     report: bool = True,
     test: bool = True,
     quiet: bool = False,
     on_epoch: OnEpoch = lambda line: None,
     timeout: float = TIMEOUT,
 ) -> Run:
-    """Goes on with a run where its newest whole state stands."""
+    """Goes on with a run where its newest whole state stands.
+
+    With `skip_broken` it leaves out images that cannot be read from here on.
+    """
     show = Showing(quiet=quiet, report=report, test=test, on_epoch=on_epoch)
     with joined(timeout) as together:
-        return go_on(Path(folder), device, show.by(together), together)
+        return go_on(Path(folder), device, show.by(together), together, skip_broken)
 
 
-def go_on(folder: Path, device: str, show: Showing, together: Together) -> Run:
+def go_on(
+    folder: Path, device: str, show: Showing, together: Together, skip_broken: bool = False
+) -> Run:
     """Only the first process needs to see the run folder: it hands out what it reads there."""
     if together.first and not (folder / RECIPE).is_file():
         raise UserError(f"{folder} is no run: it has no {RECIPE}; give a folder that train made")
@@ -192,32 +211,37 @@ def go_on(folder: Path, device: str, show: Showing, together: Together) -> Run:
             return Run(folder=folder, metrics=metrics, first=together.first)
         settings = Recipe()
         if together.first:
-            files.sweep(folder, JOURNAL, MODEL, METRICS, predictions.FILE)
+            files.sweep(folder, RECIPE, JOURNAL, MODEL, METRICS, predictions.FILE)
             settings = build(Recipe, read_recipe(folder / RECIPE))
+            if skip_broken:
+                settings = replace(settings, data=replace(settings.data, skip_broken=True))
         settings = agreed(settings, together)
         source = opened(settings.source, settings.data.columns, together)
         place = pick_device(device, together.local)
         loader = make_loader(settings, source, place, together)
-        learner = make_learner(settings, place)
         facts = {**FRESH, "data": same_data(source, together)}
         saved = state.load(folder / "state") if together.first else None
+        if together.first:
+            check_data(folder, settings, len(source.classes), facts["data"], saved)
         if saved is not None:
             for warning in saved.warnings:
                 live.say(warning)
-            if saved.facts["data"] != facts["data"]:
-                raise UserError(
-                    f"{settings.source} is not the data this run began with: images were added, "
-                    f"removed, renamed or changed; put them back, or start a new run"
-                )
             facts |= saved.facts
             if facts["best"] and not holds_model(folder):
                 live.say(f"{MODEL} is missing or damaged; the best weights from here on are kept")
                 facts["best"] = None
         facts = together.tell(facts)
-        if tensors := together.hand_out(saved.tensors if saved else {}):
+        tensors = together.hand_out(saved.tensors if saved else {})
+        # a state holds every tensor: the weights that it all began from may be gone by now
+        learner = make_learner(replace(settings, weights="") if tensors else settings, place)
+        if tensors:
             learner.restore(tensors)
+        if together.first and skip_broken:
+            reasons = read_reasons(folder / RECIPE)
+            files.write(folder / RECIPE, with_reasons(reasons, write_toml(settings)))
+        show = replace(show, tensorboard=show.tensorboard or (folder / "tensorboard").is_dir())
         live.say(f"run {folder}: going on from step {facts['step']} of {settings.train.steps}")
-        loader.prepare("train", "val")
+        loader.prepare("train", *show.judged)
         return go(folder, settings, loader, learner, facts, show, together)
 
 
@@ -271,6 +295,7 @@ def design(
     processes: int = 1,
 ) -> tuple[Recipe, list[str]]:
     """The whole recipe, chosen from the data, changed by recipe file and flags; and why."""
+    check(Recipe, table)
     facts = auto.look(source)
     reasons = [f"{source.name}: {facts}"]
     given = dict(table.get("train", {}))
@@ -281,15 +306,16 @@ def design(
     if asked.minutes is not None:
         given["steps"] = 0
     epochs = None if asked.minutes else given.get("epochs")
-    weights = asked.weights or table.get("weights")
+    changes = {**table, "train": given}
+    weights = str(asked.weights or table.get("weights", ""))
+    if weights and asked.model:
+        raise UserError(f"model {asked.model} and weights {weights} are two models; give one")
     if weights:
-        loaded = zoo.load(weights)
-        view = loaded.view or Preprocess(size=loaded.model.config.image)
+        loaded = weights_for(facts, weights, table)
         name = loaded.facts.get("name") or Path(weights).name
-        choice = auto.fine_tune(facts, name, loaded.model.config, view, epochs)
-        choice.settings["weights"] = (
-            str(Path(weights).resolve()) if Path(weights).exists() else weights
-        )
+        choice = auto.fine_tune(facts, name, loaded.model.config, loaded.view, epochs)
+        changes["weights"] = str(Path(weights).resolve()) if Path(weights).exists() else weights
+        choice.settings["weights"] = changes["weights"]
     else:
         model = asked.model or table.get("model")
         choice = auto.choose(
@@ -300,13 +326,12 @@ def design(
             device=place.type,
             processes=processes,
         )
-    changes = {**table, "train": given}
     if instead := asked_instead(choice.settings, changes):
         choice.reasons.append(f"asked for: {', '.join(instead)}")
     reasons += choice.reasons
     live.say("\n  ".join(reasons))
     settings = merge(choice.settings, changes)
-    settings["source"] = str(Path(data).expanduser().resolve()) if source.path else data
+    settings["source"] = data if data in SETS else str(Path(data).expanduser().resolve())
     if "size" not in table.get("view", {}):
         settings["view"] = merge(settings["view"], {"size": settings["vit"]["image"]})
     made = build(Recipe, settings)
@@ -314,21 +339,55 @@ def design(
     return made, reasons
 
 
-def fresh_run(out: str | Path | None, source: Source, launch: str) -> Path:
-    """A new run folder, with the mark of its torchrun; of one that holds a run, how to go on."""
+def fresh_run(out: str | Path | None, source: Source) -> Path:
+    """A new run folder outside of the data; of one that holds a run, how to go on."""
     if out is not None and (Path(out) / RECIPE).exists():
         raise UserError(
             f"{out} holds a run; go on with `vitrail resume {out}`, or choose another --out"
         )
-    folder = files.fresh_folder(out, Path("runs") / source.name)
+    usual = Path("runs") / source.name
+    keep_out(source, Path(out or usual), "--out")
+    if out is not None and never_began(Path(out)):
+        return Path(out)
+    return files.fresh_folder(out, usual)
+
+
+def never_began(folder: Path) -> bool:
+    """Whether all that lies here is what a run leaves that is killed in its first seconds."""
+    torn = tuple(f".{name}." for name in (RECIPE, *MARKS))
+    return folder.is_dir() and all(
+        path.name in MARKS or (path.name.startswith(torn) and path.suffix == ".tmp")
+        for path in folder.iterdir()
+    )
+
+
+def claim(folder: Path, launch: str) -> None:
+    """Clears what a killed run left, and says which torchrun is here now."""
+    files.sweep(folder, RECIPE, *MARKS)
+    (folder / LAUNCH).unlink(missing_ok=True)
     if launch:
         files.write(folder / LAUNCH, launch)
-    return folder
+
+
+def check_data(
+    folder: Path, recipe: Recipe, classes: int, now: str, saved: state.State | None
+) -> None:
+    """Stops unless the data has the checksum that it had when the run began."""
+    then = now  # older versions wrote it down with the first state only
+    if saved is not None:
+        then = saved.facts["data"]
+    elif (folder / DATA).is_file():
+        then = (folder / DATA).read_text(errors="replace")
+    if then != now or classes != recipe.vit.classes:
+        raise UserError(
+            f"{recipe.source} is not the data this run began with: images were added, "
+            f"removed, renamed or changed; put them back, or start a new run"
+        )
 
 
 def remove_untouched(folder: Path) -> None:
     """Nothing was trained: nothing stays behind."""
-    for name in (".lock", LAUNCH):
+    for name in MARKS:
         (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
@@ -371,8 +430,7 @@ def go(
         ).drive()
     if facts["best"] is None and together.first:  # no look was left after the model was lost
         keep(None)
-    splits: tuple[Split, ...] = ("val", "test") if show.test else ("val",)
-    done = judge(folder, recipe, loader, about, facts, splits, together)
+    done = judge(folder, recipe, loader, about, facts, show.judged, together)
     return told(done, loader.alone(), live) if show.report else done
 
 
@@ -435,7 +493,7 @@ def judge(
     temperature = None
     seen: dict[Split, Seen] = {}
     for split in splits:
-        if not len(indices(loader.source, split)):
+        if not len(loader.alone().share(split)):
             continue
         answers = ask_together(model, loader, split, dtype, together)
         if answers is None:
