@@ -4,17 +4,24 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
+import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import resource_tracker
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from vitrail import files
+from vitrail.data.places import keep_out
 from vitrail.data.source import fingerprint, indices, open_data
-from vitrail.errors import UserError
+from vitrail.errors import Refused, UserError
 from vitrail.run import run
 from vitrail.run.build import pick_device
 from vitrail.run.live import Live
@@ -34,12 +41,17 @@ from vitrail.search.space import (
 from vitrail.training.loop import Diverged
 
 if TYPE_CHECKING:
+    from multiprocessing.queues import SimpleQueue
+
     from optuna import Study, Trial
     from optuna.trial import FrozenTrial
 
 PLAN, BEST, RESULT = "search.json", "best.toml", "result.json"
 FORMAT = 1
 TRIALS = 20
+ALIKE = 3  # trials that must have failed for the same reason before the rest is not tried
+WAIT = 1.0  # seconds between looks at what other processes do
+GRACE = 5.0  # seconds in which processes that were told to end do so by themselves
 
 Watch = Callable[["Study"], None]
 
@@ -99,19 +111,19 @@ def search(
     check(trials, minutes, jobs)
     table = merge(read_recipe(recipe) if recipe else {}, changes or {})
     table.pop("source", None)
-    folder, made = planned(data, out, space, grid, trials, minutes, jobs, table, wishes, quiet)
-    most = trials or (count_grid(made) if grid else TRIALS)
-    study = shared.open_study(folder, grid=grid)
-    prepare(study, made, folder)
-    deadline = None if minutes is None else began + 60 * minutes
-    each = 60 * (made.minutes or 0)
-    stop = None if deadline is None else deadline - each  # the winner needs as much again
-    show = watch(most)
-    if jobs == 1:
-        work(folder, most, stop, show=show)
-    else:
-        share(folder, most, stop, jobs, lambda: show(study))
-    return conclude(study, folder, made, most, deadline, quiet)
+    folder, asked = planned(data, out, space, grid, trials, minutes, jobs, table, wishes, quiet)
+    with shared.owner(folder) as me:
+        study, plan = begin(folder, asked, me)
+        most = runs_of(plan, trials)
+        deadline = None if minutes is None else began + 60 * minutes
+        each = 60 * (plan.minutes or 0)
+        stop = None if deadline is None else deadline - each  # the winner needs as much again
+        show = watch(most)
+        if jobs > 1:
+            share(folder, most, stop, jobs, lambda: show(study))
+        work(folder, me, most, stop, show=show)  # what is left, when others had their share
+        with shared.Lock(folder / ".end.lock"):
+            return conclude(study, folder, plan, deadline, quiet)
 
 
 def check(trials: int | None, minutes: float | None, jobs: int) -> None:
@@ -134,20 +146,18 @@ def planned(
     wishes: dict[str, Any],
     quiet: bool,
 ) -> tuple[Path, Plan]:
-    """The plan, written into its folder; or the one that is there, if it is of this search."""
+    """The plan that is asked for, and its folder, where it is written if there is none."""
     given = read_space(space) if space else None
     source = open_data(data, columns=columns_of(table))
     if not len(indices(source, "val")):
         raise UserError(f"{source.name} has no validation images, by which settings are chosen")
     folder = out or Path("runs") / f"search-{source.name}"
-    rounds = math.ceil((trials or TRIALS) / jobs) + 1  # and one for the winner
-    each = None if minutes is None else minutes / rounds
+    keep_out(source, folder, "--out")
+    each = share_of(minutes, trials or TRIALS, jobs)
     asked = build(run.Wishes, {**wishes, **({} if each is None else {"minutes": each})})
     place = pick_device(asked.device)
     base, _ = run.design(source, data, table, asked, place, Live(quiet=quiet))
     wanted = given or default_space(base)
-    if in_grid and trials is None and minutes is not None:
-        each = minutes / (math.ceil(sum(1 for _ in grid(wanted)) / jobs) + 1)
     made = Plan(
         data=base.source,
         fingerprint=fingerprint(source),
@@ -156,14 +166,31 @@ def planned(
         base=plain(base),
         space=to_plain(wanted),
         grid=in_grid,
-        minutes=each,
+        minutes=None,
     )
-    if (folder / PLAN).is_file():
-        return folder, same(folder, made)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is no search; choose another --out")
-    files.write(folder / PLAN, json.dumps(asdict(made), indent=1) + "\n")
-    return folder, read_plan(folder)
+    made = replace(made, minutes=share_of(minutes, runs_of(made, trials), jobs))
+    if not (folder / PLAN).is_file():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} exists and is no search; choose another --out")
+        write_plan(folder, made)
+    return folder, made
+
+
+def share_of(minutes: float | None, trials: int, jobs: int) -> float | None:
+    """The minutes of each trial, with as many for the winner."""
+    return None if minutes is None else minutes / (math.ceil(trials / jobs) + 1)
+
+
+def runs_of(plan: Plan, trials: int | None) -> int:
+    """How many trials there will be; in a grid at most its points."""
+    if not plan.grid:
+        return trials or TRIALS
+    points = sum(1 for _ in grid(plan.dimensions))
+    return min(trials or points, points)
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    files.write(folder / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
 
 
 def read_plan(folder: Path) -> Plan:
@@ -193,20 +220,35 @@ def same(folder: Path, made: Plan) -> Plan:
     return there
 
 
-def count_grid(plan: Plan) -> int:
-    return sum(1 for _ in grid(plan.dimensions))
+def begin(folder: Path, asked: Plan, me: str) -> tuple["Study", Plan]:
+    """The study with its plan. Where nothing was trained yet, what is asked for now is the plan."""
+    with shared.asking(folder):
+        study = shared.open_study(folder, grid=asked.grid)
+        if shared.alone(folder, me) and not any(has_worth(one, folder) for one in study.trials):
+            shutil.rmtree(folder / "trials", ignore_errors=True)
+            (folder / shared.JOURNAL).unlink()
+            write_plan(folder, asked)
+            study = shared.open_study(folder, grid=asked.grid)
+        plan = same(folder, asked)
+        if not study.get_trials(deepcopy=False):
+            prepare(study, plan)
+    return study, plan
 
 
-def prepare(study: "Study", plan: Plan, folder: Path) -> None:
+def has_worth(trial: "FrozenTrial", folder: Path) -> bool:
+    """Whether something was learned by it; of one that is left, whether its training began."""
+    if trial.state.name == "RUNNING":
+        return (place_of(trial, folder) / RECIPE).is_file()
+    return trial.state.name in ("COMPLETE", "PRUNED")
+
+
+def prepare(study: "Study", plan: Plan) -> None:
     """The first trials: all points of a grid, or the recipe that is chosen without a search."""
-    with shared.Lock(folder / ".ask.lock"):
-        if study.get_trials(deepcopy=False):
-            return
-        if plan.grid:
-            for point in grid(plan.dimensions):
-                study.enqueue_trial(point)
-        elif start := starting_point(plan.dimensions, plan.recipe):
-            study.enqueue_trial(start)
+    if plan.grid:
+        for point in grid(plan.dimensions):
+            study.enqueue_trial(point)
+    elif start := starting_point(plan.dimensions, plan.recipe):
+        study.enqueue_trial(start)
 
 
 def share(folder: Path, most: int, stop: float | None, jobs: int, show: Callable[[], None]) -> None:
@@ -214,50 +256,116 @@ def share(folder: Path, most: int, stop: float | None, jobs: int, show: Callable
     threads = max(1, torch.get_num_threads() // jobs)
     spawn = multiprocessing.get_context("spawn")
     left = None if stop is None else stop - time.monotonic()
-    workers = [spawn.Process(target=join, args=(folder, most, left, threads)) for _ in range(jobs)]
+    told = spawn.SimpleQueue()
+    arguments = (folder, most, left, threads, told)
+    workers = [spawn.Process(target=join, args=arguments) for _ in range(jobs)]
     try:
-        for worker in workers:
-            worker.start()
-        while any(worker.is_alive() for worker in workers):
+        with unheard(signal.SIGINT):
+            for worker in workers:
+                worker.start()
+        while told.empty() and any(worker.is_alive() for worker in workers):
             for worker in workers:
                 worker.join(timeout=1.0 / jobs)
             show()
+    except SystemExit:  # SIGTERM; if all heard it, a second one would keep them from saving
+        ending = time.monotonic() + GRACE
+        while time.monotonic() < ending and any(worker.is_alive() for worker in workers):
+            time.sleep(0.1)
+        raise
     finally:
-        for worker in workers:
-            if worker.is_alive():
-                worker.terminate()  # it saves its run first
-        for worker in workers:
+        started = [worker for worker in workers if worker.is_alive()]
+        for worker in started:
+            worker.terminate()  # it saves its run first
+        for worker in started:
             worker.join()
+    if not told.empty():
+        raise UserError(told.get())
 
 
-def join(folder: Path, most: int, left: float | None, threads: int) -> None:
-    """What another process does; also how one on another machine takes part."""
+@contextmanager
+def unheard(number: signal.Signals) -> Iterator[None]:
+    """Processes that are started in here never hear the signal; this one does so afterwards.
+
+    Ctrl-C goes to all processes of a terminal, but the first one tells the others to end.
+    """
+    resource_tracker.ensure_running()  # its own start would open the ears again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def join(
+    folder: Path, most: int, left: float | None, threads: int, told: "SimpleQueue[str]"
+) -> None:
+    """What another process does; `told` gets what keeps it from going on."""
+    signal.signal(signal.SIGTERM, leave)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
-    work(folder, most, None if left is None else time.monotonic() + left)
+    try:
+        with shared.owner(folder) as me:
+            work(folder, me, most, None if left is None else time.monotonic() + left)
+    except UserError as error:
+        told.put(str(error))
+    except OSError as error:
+        if error.errno not in files.ADVICE:
+            raise
+        told.put(f"cannot go on: {files.refusal(error)}")
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def work(
-    folder: Path, most: int, stop: float | None = None, *, show: Watch = lambda study: None
+    folder: Path,
+    me: str,
+    most: int,
+    stop: float | None = None,
+    *,
+    show: Watch = lambda study: None,
 ) -> None:
-    """One trial after the other until there are `most`, or until no other fits before `stop`."""
+    """One trial after the other until there are `most`, or until no other fits before `stop`.
+
+    Then waits for those of other processes, and takes over what one that dies leaves.
+    """
     plan = read_plan(folder)
     study = shared.open_study(folder, grid=plan.grid)
-    seed = plan.wishes.get("seed", 0)
-    with shared.owner(folder) as me:
-        while not study.user_attrs.get("stopped"):
-            each = 60 * (plan.minutes or 0)
-            if stop is not None and time.monotonic() + 0.9 * each > stop:
-                return
-            trial = shared.next_trial(study, folder, me, most, seed)
-            if trial is None:
-                return
+    seed, each = plan.wishes.get("seed", 0), 60 * (plan.minutes or 0)
+    while True:
+        late = stop is not None and time.monotonic() + 0.9 * each > stop
+        trial = None if late else shared.next_trial(study, folder, me, most, seed)
+        if trial is not None:
             attempt(study, trial, plan, folder)
             show(study)
+            check_hope(study, plan)
+        elif shared.busy(study, folder, me):
+            time.sleep(WAIT)
+            show(study)
+        else:
+            return
+
+
+def check_hope(study: "Study", plan: Plan) -> None:
+    """Ends this process if the first trials failed alike; of a grid every point is tried."""
+    done = shared.finished(study)
+    reasons = {one.user_attrs.get("reason", "") for one in done}
+    failed = all(one.state.name == "FAIL" for one in done)
+    if failed and len(done) >= ALIKE and len(reasons) == 1 and not plan.grid:
+        raise nothing(plan, f"the first {len(done)} trials failed alike: {reasons.pop()}")
+
+
+def nothing(plan: Plan, why: str) -> UserError:
+    each = "" if plan.minutes is None else f" (each trial had {plan.minutes:.2g} of the minutes)"
+    return UserError(f"the search found nothing: {why}{each}")
 
 
 def attempt(study: "Study", trial: "Trial", plan: Plan, folder: Path) -> None:
-    """One trial as a run; what came of it goes into the study."""
+    """One trial as a run; what came of it goes into the study.
+
+    What the system refused says nothing of the settings: the trial is left, to be gone on with.
+    """
     from optuna import TrialPruned
     from optuna.trial import TrialState
 
@@ -272,14 +380,23 @@ def attempt(study: "Study", trial: "Trial", plan: Plan, folder: Path) -> None:
         note(trial, start, reason=f"diverged: {error}")
         study.tell(trial, state=TrialState.PRUNED)
     except UserError as error:
+        if refused(error):
+            raise
         note(trial, start, reason=str(error))
         study.tell(trial, state=TrialState.FAIL)
-        if shared.winner(study) is None and trial.number == 0:
-            study.set_user_attr("stopped", str(error))
     else:
         loss = done.metrics["val"]["loss"]
         note(trial, start, seconds=done.metrics["seconds"], val_loss=loss)
         study.tell(trial, done.metrics["val"]["accuracy"])
+
+
+def refused(error: BaseException | None) -> bool:
+    """Whether a disk, or another part of the system, is at the bottom of it."""
+    if error is None:
+        return False
+    by_system = isinstance(error, Refused | OSError)
+    by_disk = isinstance(error, SafetensorError) and "os error" in str(error)
+    return by_system or by_disk or refused(error.__cause__)
 
 
 def note(trial: "Trial", start: float, **facts: Any) -> None:
@@ -289,7 +406,7 @@ def note(trial: "Trial", start: float, **facts: Any) -> None:
 
 def train(trial: "Trial", params: Mapping[str, Any], plan: Plan, folder: Path) -> run.Run:
     """A real run with its folder, which never looks at a test image."""
-    place = folder / "trials" / f"{trial.number:03d}"
+    place = place_of(trial, folder)
     told: dict[str, Any] = {"report": False, "test": False, "quiet": True}
     told["on_epoch"] = shared.reporting(trial)
     device = plan.wishes.get("device", "auto")
@@ -310,6 +427,10 @@ def train(trial: "Trial", params: Mapping[str, Any], plan: Plan, folder: Path) -
     return done
 
 
+def place_of(trial: "Trial | FrozenTrial", folder: Path) -> Path:
+    return folder / "trials" / f"{trial.number:03d}"
+
+
 def kept_loss(place: Path) -> float:
     """Validation loss of the weights that a run kept."""
     from vitrail.run.journal import read_journal
@@ -323,17 +444,15 @@ def kept_loss(place: Path) -> float:
 
 
 def conclude(
-    study: "Study", folder: Path, plan: Plan, most: int, deadline: float | None, quiet: bool
+    study: "Study", folder: Path, plan: Plan, deadline: float | None, quiet: bool
 ) -> Found:
     """The winner's recipe, its run on its own, its one test, and the page."""
     best = shared.winner(study)
     if best is None:
         reasons = [one.user_attrs.get("reason", "") for one in shared.finished(study)]
-        why = study.user_attrs.get("stopped") or next(
-            filter(None, reasons), "no trial was finished"
-        )
-        raise UserError(f"the search found nothing: {why}")
-    recipe = build(Recipe, read_recipe(folder / "trials" / f"{best.number:03d}" / RECIPE))
+        late = "no trial was finished" + ("; give more --minutes" if deadline else "")
+        raise nothing(plan, next(filter(None, reasons), late))
+    recipe = build(Recipe, read_recipe(place_of(best, folder) / RECIPE))
     value, count = best.value or 0.0, len(shared.finished(study))
     told = f"trial {best.number} of {count}: {value:.1%} of the validation images right"
     files.write(folder / BEST, with_reasons([f"the best of a search, {told}"], write_toml(recipe)))

@@ -6,7 +6,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 JOURNAL, NAME = "study.journal", "vitrail"
 STARTUP = 5  # trials before others are pruned against them
 WARMUP = 3  # tenths of a run in which nothing is pruned
-OWNER = "owner"  # the process that works on a trial
+OWNER, OWNERS = "owner", "owners"  # the process that works on a trial; a file for each that lives
 
 
 def needed() -> None:
@@ -109,31 +109,58 @@ def damaged(path: Path, why: str) -> UserError:
     )
 
 
+def asking(folder: Path) -> Lock:
+    """Held by who looks at the trials and decides what comes next."""
+    return Lock(folder / ".ask.lock")
+
+
 @contextmanager
 def owner(folder: Path) -> Iterator[str]:
     """A name for this process that others can see the life of."""
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    (folder / "owners").mkdir(exist_ok=True)
-    with (folder / "owners" / name).open("w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
+    path = folder / OWNERS / name
+    path.parent.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        with asking(folder):  # nobody sees it before it lives
+            file = stack.enter_context(path.open("w"))
+            fcntl.lockf(file, fcntl.LOCK_EX)
         try:
             yield name
         finally:
-            (folder / "owners" / name).unlink()
+            path.unlink(missing_ok=True)
 
 
 def alive(folder: Path, name: str, me: str) -> bool:
-    path = folder / "owners" / name
     if name == me:
         return True  # to open the file would let go of the lock
-    if not name or not path.exists():
+    if not name:
         return False
-    with path.open("a") as file:
-        try:
+    try:
+        with (folder / OWNERS / name).open("r+") as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return True
+    except FileNotFoundError:
+        return False
+    except (BlockingIOError, PermissionError):
+        return True
     return False
+
+
+def alone(folder: Path, me: str) -> bool:
+    """Whether no other process works on this search."""
+    names = [path.name for path in (folder / OWNERS).iterdir() if path.name != me]
+    return not any(alive(folder, name, me) for name in names)
+
+
+def busy(study: "Study", folder: Path, me: str) -> bool:
+    """Whether another process is still at a trial."""
+    with asking(folder):
+        return any(alive(folder, one.user_attrs.get(OWNER, ""), me) for one in running(study))
+
+
+def running(study: "Study") -> "list[FrozenTrial]":
+    from optuna.trial import TrialState
+
+    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
 
 def next_trial(study: "Study", folder: Path, me: str, most: int, seed: int) -> "Trial | None":
@@ -141,13 +168,12 @@ def next_trial(study: "Study", folder: Path, me: str, most: int, seed: int) -> "
     import optuna
     from optuna.trial import TrialState
 
-    with Lock(folder / ".ask.lock"):
-        trials = study.get_trials(deepcopy=False)
-        for left in trials:
-            running = left.state == TrialState.RUNNING
-            if running and not alive(folder, left.user_attrs.get(OWNER, ""), me):
+    with asking(folder):
+        for left in running(study):
+            if not alive(folder, left.user_attrs.get(OWNER, ""), me):
                 study._storage.set_trial_user_attr(left._trial_id, OWNER, me)
                 return optuna.Trial(study, left._trial_id)
+        trials = study.get_trials(deepcopy=False)
         if sum(one.state != TrialState.WAITING for one in trials) >= most:
             return None
         # a function of what is known, not a state: two processes, or a restart, draw other numbers
