@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.run.conftest import SMALL
 from tests.run.fabricated import Shelf, images, write_run
@@ -248,7 +249,7 @@ def test_without_the_data_the_page_has_no_pictures_and_says_why(tmp_path):
 def test_other_data_are_not_shown_as_the_run_s_own(tmp_path, monkeypatch):
     write_run(tmp_path / "run", images(["a", "b"], each=20))
     other = images(["a", "b"], each=24)
-    monkeypatch.setattr("vitrail.run.report.open_data", lambda name: other)
+    monkeypatch.setattr("vitrail.run.report.open_data", lambda name, columns: other)
     assert "is not the data of this run any more" in report.make(tmp_path / "run").why
 
 
@@ -314,6 +315,31 @@ def test_a_run_ends_with_its_report(digits):
     assert set(kept.predictions.splits) == {"train", "val", "test"}
     assert kept.predictions.splits["test"].accuracy == done.metrics["test"]["accuracy"]
     assert kept.predictions.facts["made"]["torch"] == torch.__version__
+
+
+def test_images_that_the_run_left_out_are_left_out_of_its_report(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+    luck, data = np.random.default_rng(0), tmp_path / "data"
+    for split, count in {"train": 8, "val": 3, "test": 3}.items():
+        for name in ("dark", "light"):
+            (data / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = luck.integers(0, 120, (80, 96, 3), np.uint8) + 130 * (name == "light")
+                path = data / split / name / f"{number}.jpg"
+                Image.fromarray(pixels.astype(np.uint8)).save(path)
+    for name in ("train/dark/0.jpg", "val/light/0.jpg"):
+        (data / name).write_bytes(b"")
+    changes = {
+        "vit": {"width": 16, "depth": 1, "heads": 1},
+        "train": {"steps": 3, "batch": 4},
+        "data": {"workers": 0, "skip_broken": True},
+    }
+    done = run.train(data, out=tmp_path / "run", changes=changes, quiet=True)
+    wanted = {"attention_distance.png", "augmented.png"}
+    drawn = {path.name for path in (done.folder / "figures").iterdir()}
+    assert wanted <= drawn and (done.folder / "report.html").is_file()
+    again = report.make(done.folder)
+    assert again.pictures and {path.name for path in again.figures} == drawn
 
 
 def test_a_report_that_fails_does_not_fail_the_run(digits, monkeypatch, caplog):

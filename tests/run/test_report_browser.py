@@ -42,6 +42,15 @@ def browse(need, page):
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory):
+    """A report of a thousand classes, some with long names."""
+    names = [f"class {n}" + ", called by many names" * (n % 50 == 0) for n in range(1000)]
+    folder, source = tmp_path_factory.mktemp("run") / "run", images(names, each=4)
+    write_run(folder, source, accuracy=0.5)
+    return report.make(folder, Shelf(source)).path
+
+
 def network(url, complaints):
     if not url.startswith(("file:", "data:")):
         complaints.append(url)
@@ -94,6 +103,27 @@ def test_nothing_sticks_out_and_no_name_runs(browse, settings):
     width = "document.documentElement.scrollWidth - window.innerWidth"
     assert tab.evaluate(width) <= 0
     assert tab.title() == "Nano/4 on made up"
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_a_thousand_classes_fit_a_phone(browse, crowd):
+    tab = browse(crowd, **PHONE)
+    assert tab.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    assert tab.locator("#classes tbody tr").count() == 1000
+    tab.locator("#confusion a.cell").first.click()
+    assert tab.locator(".panel.open img").first.is_visible()
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_a_thousand_classes_fit_on_paper(browse, crowd):
+    tab = browse(crowd, viewport={"width": 718, "height": 1047})  # A4 without its margins
+    tab.emulate_media(media="print")
+    assert tab.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    ends = "rows => rows.map(row => row.getBoundingClientRect().right).filter(Boolean)"
+    shown = tab.locator("#classes tbody tr").evaluate_all(ends)
+    assert len(shown) == 60 and max(shown) <= 718  # the worst of them
     assert tab.complaints == []
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from vitrail.cli.flags import Vit, changes
-from vitrail.cli.predict import paths
+from vitrail.cli.predict import Result, paths
 from vitrail.errors import UserError
 from vitrail.files import fresh_folder
 
@@ -72,7 +72,10 @@ def explain(
     """
     from vitrail.run.classifier import load
 
-    files = list(paths(images))
+    refused: list[Result] = []
+    files = list(paths(images, refused))
+    if refused and not files:
+        raise UserError(f"{refused[0][0]}: {refused[0][1]}")
     classifier = load(model, device=device, preprocess=preprocess, vit=changes(vit, "vit"))
     wishes: dict[str, Any] = {"target": None if target is None else classifier.index(target)}
     wishes |= {"method": method, "occlusion": occlusion, "layers": layers, "heads": heads}
@@ -80,6 +83,7 @@ def explain(
     lines = []
     if files:
         lines += explain_all(classifier, files, folder, wishes, npz)
+        lines += [{"path": path, "error": str(error)} for path, error in refused]
     if learned or not files:
         lines.append({"model": model, "files": draw_learned(classifier, files, folder, npz)})
     for line in lines:
@@ -237,13 +241,16 @@ def own(classifier: "Classifier") -> Iterator[Any]:
 
 def tell(line: dict[str, Any], json: bool) -> None:
     """One line of JSON, or the same in words."""
+    from vitrail.data.findings import printable
+
     if json:
         print(as_json.dumps(line), flush=True)
     elif "error" in line:
-        print(f"error: {line['path']}: {line['error']}", file=sys.stderr)
+        print(printable(f"error: {line['path']}: {line['error']}"), file=sys.stderr)
     elif "path" in line:
         folder = Path(line["files"][0]).parent
-        print(f"{line['path']}  {line['label']} {line['probability']:.1%}  {folder}")
+        told = f"{line['path']}  {line['label']} {line['probability']:.1%}  {folder}"
+        print(printable(told))
     else:
         for name in line["files"]:
             print(name)

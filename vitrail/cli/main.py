@@ -1,6 +1,7 @@
 """The command `vitrail`: finds the verb, and tells mistakes in one line."""
 
 import atexit
+import io
 import logging
 import os
 import signal
@@ -41,6 +42,9 @@ def main(arguments: list[str] | None = None) -> None:
     """What the shell calls; ends the process with the exit code that was promised."""
     arguments = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, terminated)
+    for stream in (sys.stdin, sys.stdout):  # names of files are bytes, and not always text
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")
     rank = os.environ.get("RANK", "0")  # set by torchrun: the first of its processes speaks for all
     logging.basicConfig(format="%(message)s", level="INFO" if rank == "0" else "ERROR")
     if arguments and arguments[0] in LONG and machine_is_shared():

@@ -1,10 +1,12 @@
 """`vitrail predict`: what a model sees in images."""
 
 import json as as_json
+import os
 import sys
 from collections.abc import Iterator
 from csv import writer
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,26 +57,42 @@ def predict(
         classifier = load(model, device=device, **hints)
     else:
         classifier = load_with_head(model, head, device=device, **hints)
+    refused: list[Result] = []  # filled while images are looked for, and told at the end
+    found = classifier.each(paths(images, refused), top or (5 if json else 1))
     print_as = as_lines if json else as_csv if csv else as_table
-    if not print_as(watched(classifier.each(paths(images), top or (5 if json else 1)), images)):
+    if not print_as(watched(chain(found, refused), images)):
         sys.exit(1)
 
 
-def paths(given: tuple[str, ...]) -> Iterator[str]:
-    """All images, with those of folders in order."""
-    from vitrail.data.image import SUFFIXES
-
+def paths(given: tuple[str, ...], refused: list[Result]) -> Iterator[str]:
+    """All images, with those of folders in order; folders that give none are `refused`."""
     for name in given:
         if name == "-":
             yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
-        elif Path(name).is_dir():
-            below = Path(name).rglob("*")
-            found = sorted(p for p in below if p.suffix.lower() in SUFFIXES and p.is_file())
-            if not found:
-                raise UserError(f"there is no image in {name}; give files or other folders")
-            yield from map(str, found)
+        elif os.path.isdir(name):  # false also where the system refuses to look
+            known = len(refused)
+            found = below(name, refused)
+            if not found and len(refused) == known:
+                refused.append((name, UserError("there is no image in this folder")))
+            yield from found
         else:
             yield name
+
+
+def below(folder: str, refused: list[Result]) -> list[str]:
+    """The images of a folder and of those in it, by name."""
+    from vitrail.data.image import SUFFIXES
+
+    def refuse(error: OSError) -> None:
+        refused.append((error.filename, UserError(f"cannot be read: {error.strerror}")))
+
+    found = [
+        Path(place, name)
+        for place, _, names in os.walk(folder, onerror=refuse)
+        for name in names
+        if Path(name).suffix.lower() in SUFFIXES
+    ]
+    return [str(path) for path in sorted(found)]
 
 
 def watched(results: Iterator[Result], images: tuple[str, ...]) -> Iterator[Result]:
@@ -83,7 +101,7 @@ def watched(results: Iterator[Result], images: tuple[str, ...]) -> Iterator[Resu
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
     console = Console(stderr=True)
-    many = len(images) > 1 or images == ("-",) or Path(images[0]).is_dir()
+    many = len(images) > 1 or images == ("-",) or os.path.isdir(images[0])
     columns = (SpinnerColumn(), TextColumn("{task.completed} images"))
     watching = console.is_terminal and many
     with Progress(*columns, console=console, transient=True, disable=not watching) as bar:
@@ -117,12 +135,14 @@ def as_csv(results: Iterator[Result]) -> bool:
 
 
 def as_table(results: Iterator[Result]) -> bool:
+    from vitrail.data.findings import printable
+
     fine = True
     for path, found in results:
         if isinstance(found, UserError):
             fine = False
-            print(f"error: {path}: {found}", file=sys.stderr)
+            print(printable(f"error: {path}: {found}"), file=sys.stderr)
         else:
             guesses = "  ".join(f"{guess.label} {guess.probability:.1%}" for guess in found.top)
-            print(f"{path}  {guesses}", flush=True)
+            print(printable(f"{path}  {guesses}"), flush=True)
     return fine

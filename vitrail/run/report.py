@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from vitrail import files
 from vitrail.data.catalogue import SETS, present
 from vitrail.data.findings import printable
-from vitrail.data.image import load_image
+from vitrail.data.image import Pixels, load_image
 from vitrail.data.loader import Loader
 from vitrail.data.page import evenly
 from vitrail.data.preprocess import preprocess
@@ -163,10 +163,9 @@ def learned(model: ViT, record: Record, source: Source | None) -> dict[str, Draw
             continue
         found[picture.name] = drawing(picture.name, picture.figure, page=False)
     items = [] if source is None else evenly(indices(source, "val"), LOOKED_AT)
-    if source is not None and items:
-        images = [load_image(source[item].content, view.channels) for item in items]
-        x = torch.stack([preprocess(view, image) for image in images])
-        picture = gallery.distance(model, x)
+    images = [] if source is None else [pixels(source, item, view.channels) for item in items]
+    if seen := [preprocess(view, image) for image in images if image is not None]:
+        picture = gallery.distance(model, torch.stack(seen))
         found[picture.name] = drawing(picture.name, picture.figure, page=False)
     return found
 
@@ -222,11 +221,23 @@ def y(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def augmentation(record: Record, source: Source) -> bytes | None:
-    """A sheet of training images as the first epochs show them; None if one cannot be read."""
-    items = one_of_each(source, np.ones(len(source), bool))
-    recipe = record.recipe
+    """A sheet of training images as the first epochs show them; None if none can be read."""
+    recipe, usable = record.recipe, np.ones(len(source), bool)
+    while items := one_of_each(source, usable):
+        channels = recipe.view.channels
+        broken = [item for item in items if pixels(source, item, channels) is None]
+        if not broken:
+            break
+        usable[broken] = False
+    if not items:
+        return None
+    batch = preview(source, items, recipe.view, recipe.data, seed=recipe.train.seed)
+    return sheet(batch, [printable(name) for name in source.classes], recipe.view)
+
+
+def pixels(source: Source, item: int, channels: int) -> Pixels | None:
+    """None where an image cannot be read: a run may have gone on without it."""
     try:
-        batch = preview(source, items, recipe.view, recipe.data, seed=recipe.train.seed)
+        return load_image(source[item].content, channels)
     except UserError:
         return None
-    return sheet(batch, [printable(name) for name in source.classes], recipe.view)

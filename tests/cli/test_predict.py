@@ -1,0 +1,104 @@
+"""What `predict` makes of names that cannot be read, are no text, or hold nothing."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import call
+
+LATIN = os.fsdecode("caf\xe9.png".encode("latin-1"))  # no UTF-8
+LONG = "x" * 300 + ".png"
+
+
+@pytest.fixture
+def good(tmp_path):
+    path = tmp_path / "good.png"
+    Image.fromarray(np.full((8, 8), 200, np.uint8)).save(path)
+    return path
+
+
+def vitrail(*arguments, **how):
+    """A process of its own, with streams of bytes."""
+    words = [sys.executable, "-m", "vitrail", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, timeout=120, check=False, **how)
+
+
+def told(capsys, *arguments):
+    """The exit code, and the error of each path, or None."""
+    code, out, _ = call(capsys, "predict", *arguments, "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    return code, {line["path"]: line.get("error") for line in lines}
+
+
+def test_a_name_that_is_too_long_is_told_and_the_rest_go_on(capsys, folder, good):
+    code, errors = told(capsys, folder, LONG, good)
+    assert code == 1 and errors[str(good)] is None
+    assert "name too long" in errors[LONG]
+
+
+def test_an_empty_folder_is_told_and_the_rest_go_on(capsys, folder, good, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, errors = told(capsys, folder, tmp_path / "empty", good)
+    assert code == 1 and errors[str(good)] is None
+    assert errors[str(tmp_path / "empty")] == "there is no image in this folder"
+
+
+def test_what_the_system_hides_is_told_and_the_rest_go_on(
+    capsys, folder, good, tmp_path, monkeypatch
+):
+    hidden = tmp_path / "album" / "hidden"
+    hidden.mkdir(parents=True)
+    good.rename(tmp_path / "album" / "good.png")
+    scandir = os.scandir
+
+    def refusing(path):
+        if os.fspath(path) == str(hidden):
+            raise PermissionError(13, "Permission denied", str(hidden))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)  # a superuser may read everything
+    code, errors = told(capsys, folder, tmp_path / "album")
+    assert code == 1 and errors[str(tmp_path / "album" / "good.png")] is None
+    assert errors[str(hidden)] == "cannot be read: Permission denied"
+
+
+@pytest.mark.slow
+def test_names_that_are_no_text_are_predicted(folder, good, tmp_path):
+    good.rename(tmp_path / LATIN)
+    name = os.fsencode(tmp_path / LATIN)
+    table = vitrail("predict", folder, tmp_path / LATIN)
+    assert table.returncode == 0 and rb"caf\udce9.png  " in table.stdout
+    lines = vitrail("predict", folder, tmp_path, "--json")
+    assert os.fsencode(json.loads(lines.stdout)["path"]) == name
+    cells = vitrail("predict", folder, "-", "--csv", input=name + b"\n")
+    rows = list(csv.reader(os.fsdecode(cells.stdout).splitlines()))
+    assert cells.returncode == 0 and os.fsencode(rows[1][0]) == name
+
+
+def test_a_class_name_cannot_fool_the_terminal(capsys):
+    from vitrail.cli.predict import as_table
+    from vitrail.run.classifier import Guess, Prediction
+
+    name = "[/x] \x1b[31mcat"
+    guess = Guess(label=name, index=0, probability=1.0)
+    found = Prediction(label=name, index=0, probability=1.0, top=(guess,))
+    as_table(iter([("a\nb.png", found)]))
+    assert capsys.readouterr().out == "a\\nb.png  [/x] \\x1b[31mcat 100.0%\n"
+
+
+@pytest.mark.slow
+def test_data_whose_path_is_no_text_is_refused_in_one_line(tmp_path):
+    from tests.data.samples import class_folders
+
+    data = class_folders(tmp_path / os.fsdecode(b"caf\xe9"), {"a": 8, "b": 8})
+    done = vitrail("train", data, "--epochs", "1", "--out", tmp_path / "run")
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.startswith(b"error: '/")
+    assert last.endswith(b"caf\\udce9' is no UTF-8 text, as a recipe must be; rename it")
+    assert not (tmp_path / "run").exists()
