@@ -84,8 +84,9 @@ def run(name: Name, settings: Settings, tick: Tick) -> dict[str, Any]:
 
     bench = import_module(f"bench.{name.replace('-', '_')}")
     budget = Budget(rounds=settings.rounds, seconds=settings.seconds)
+    place = report.surroundings(torch.get_num_threads())
     found = bench.run(settings.contest if name == "accuracy" else budget, tick)
-    return {"name": name, **report.surroundings(torch.get_num_threads()), **found}
+    return {"name": name, **place, **found}
 
 
 if __name__ == "__main__":

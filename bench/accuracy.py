@@ -20,6 +20,7 @@ from typing import Any
 from bench.alone import ROOT
 from bench.measure import Tick
 from bench.recipes import RATES, RECIPES
+from bench.report import origin
 from vitrail.errors import UserError
 from vitrail.files import write
 
@@ -128,7 +129,7 @@ def ours(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
     from vitrail.run.journal import read_journal
     from vitrail.run.recipe import build, read_recipe
 
-    folder = path.with_suffix("")
+    folder, about = path.with_suffix(""), origin()
     shutil.rmtree(folder, ignore_errors=True)  # of an entry that was interrupted
     words = ["vitrail", "train", entry.data, "--minutes", f"{entry.minutes:g}"]
     perform([*words, "--seed", str(entry.seed), "--out", str(folder)], entry, path, follow)
@@ -151,6 +152,7 @@ def ours(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
         "curve": looks,
         "val": metrics["val"]["accuracy"],
         "test": metrics["test"]["accuracy"],
+        **about,
     }
     write(path, json.dumps(result, indent=1) + "\n")
 

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from bench.peers import PEERS
 from bench.recipes import RECIPES, Recipe, rate
+from bench.report import origin
 from bench.seed import SeedViT
 from vitrail.data.config import DataConfig, Preprocess
 from vitrail.data.loader import Batch, Loader
@@ -158,7 +159,9 @@ def look(model: nn.Module, loader: Loader, split: Split) -> float:
 
 def main(lesson: str, out: str) -> None:
     """The process itself: a lesson as JSON, and the file for what came of it."""
-    write(Path(out), json.dumps(teach(Lesson(**json.loads(lesson))), indent=1) + "\n")
+    about = origin()
+    found = teach(Lesson(**json.loads(lesson)))
+    write(Path(out), json.dumps({**found, **about}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

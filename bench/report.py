@@ -46,12 +46,13 @@ def surroundings(threads: int) -> dict[str, Any]:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             cpu = line.partition(":")[2].strip()
-    return {
-        "machine": {"cpu": cpu, "threads": threads, "system": platform.system()},
-        "versions": versions(),
-        "commit": git("rev-parse", "--short", "HEAD")
-        + ("+" if git("status", "--porcelain", "vitrail", "bench/*.py") else ""),
-    }
+    machine = {"cpu": cpu, "threads": threads, "system": platform.system()}
+    return {"machine": machine, **origin()}
+
+
+def origin() -> dict[str, Any]:
+    """What was measured: ask before it is, for the files may change meanwhile."""
+    return {"versions": versions(), "commit": commit()}
 
 
 def versions() -> dict[str, str]:
@@ -63,6 +64,15 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue  # a bench without peers needs none
     return found
+
+
+def commit() -> str:
+    """With a + if the code is not quite that of the commit."""
+    try:
+        changed = git("status", "--porcelain", "vitrail", "bench/*.py")
+        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
+        return "unknown"
 
 
 def git(*words: str) -> str:
@@ -148,9 +158,16 @@ def shares_table(where: dict[str, Any]) -> str:
 
 
 def footer(result: dict[str, Any]) -> str:
-    machine, used = result["machine"], result["versions"]
-    told = ", ".join(f"{name} {number}" for name, number in used.items())
-    return f"{machine['cpu']}, {machine['threads']} threads; {told}; commit {result['commit']}."
+    """The machine, and what was measured; entries of an accuracy may be of several days."""
+    machine = result["machine"]
+    entries = [entry for group in result.get("sets", {}).values() for entry in group] or [result]
+    used = [entry["versions"] for entry in entries if "versions" in entry] or [result["versions"]]
+    told = (", ".join(f"{name} {number}" for name, number in one.items()) for one in used)
+    commits = list(dict.fromkeys(entry.get("commit", "unknown") for entry in entries))
+    return (
+        f"{machine['cpu']}, {machine['threads']} threads; {' or '.join(dict.fromkeys(told))}; "
+        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}."
+    )
 
 
 def noise(result: dict[str, Any]) -> str:

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import accuracy, pupil
+from bench import accuracy, pupil, report
 from bench.accuracy import Contest, Entry
 from bench.curves import plot, reached, table
 from bench.pupil import Lesson, teach
 from bench.recipes import RATES, RECIPES, Recipe, rate
 from bench.report import plot as svg
+from tests.run.fabricated import images, write_run
 from vitrail.data.config import Augment
 from vitrail.errors import UserError
 
@@ -98,6 +99,34 @@ def test_finished_entries_are_not_repeated(tmp_path, monkeypatch):
     assert len(done) == len(set(done)) == len(contest.entries()) == len(found["sets"]["digits"])
     first = shares[: 2 * len(done)]
     assert first == sorted(first) and 0 < first[0] < first[-1] == 1
+
+
+def test_every_entry_carries_the_commit_it_was_made_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "commit", iter(["first", "second"]).__next__)
+    entry = Entry(data="digits", who="vitrail", minutes=1, threads=1)
+    path = tmp_path / entry.file
+
+    def perform(words, entry, path, follow):
+        write_run(path.with_suffix(""), images(["a", "b"], each=8))
+
+    monkeypatch.setattr(accuracy, "perform", perform)
+    accuracy.ours(entry, path, lambda share: None)
+    assert json.loads(path.read_text())["commit"] == "first"
+    monkeypatch.setattr(pupil, "teach", lambda lesson: {"who": lesson.peer})
+    pupil.main(json.dumps({"data": "digits", "peer": "timm", "minutes": 1, "lr": 1}), str(path))
+    found = json.loads(path.read_text())
+    assert (found["who"], found["commit"]) == ("timm", "second") and "torch" in found["versions"]
+
+
+def test_entries_of_several_commits_are_told():
+    found = result()
+    ours, *others = found["sets"]["digits"]
+    ours |= {"commit": "old", "versions": {"torch": "1"}}
+    for entry in others:
+        entry |= {"commit": "new", "versions": {"torch": "2"}}
+    assert "2 threads; torch 1 or torch 2; commits old, new." in report.table(found)
+    del ours["commit"]
+    assert "commits unknown, new." in report.table(found)
 
 
 def test_an_entry_that_fails_is_told_with_its_log(tmp_path):

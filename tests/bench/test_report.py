@@ -1,9 +1,11 @@
 """Tables and plots of results that were made up."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from bench import __main__ as bench
 from bench import report
 from bench.measure import compare, plain
 from bench.report import noise, plot, table
@@ -68,6 +70,22 @@ def test_plot_is_the_same_for_the_same_numbers():
     first = plot(result())
     assert first.startswith("<?xml")
     assert first == plot(result())
+
+
+def test_without_git_the_commit_is_unknown(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "ROOT", tmp_path)  # no repository
+    assert report.surroundings(1)["commit"] == "unknown"
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    assert report.surroundings(1)["commit"] == "unknown"
+
+
+def test_surroundings_are_asked_for_before_the_measurement(monkeypatch):
+    asked = []
+    monkeypatch.setattr(report, "surroundings", lambda threads: asked.append("where") or {})
+    measure = SimpleNamespace(run=lambda budget, tick: asked.append("what") or {})
+    monkeypatch.setattr(bench, "import_module", lambda name: measure)
+    bench.run("step", bench.Settings(names=("step",)), lambda share, words: None)
+    assert asked == ["where", "what"]
 
 
 def test_everything_is_made_again_from_the_json(tmp_path, monkeypatch, capsys):
