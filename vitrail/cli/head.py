@@ -20,7 +20,7 @@ def head(
     *,
     kind: tuple[str, ...] = (),
     all: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    features: Literal["pooled", "average"] = "pooled",
+    features: Literal["pooled", "cls", "average"] = "pooled",
     layers: tuple[int, ...] = (),
     shots: tuple[int, ...] = (),
     out: Path | None = None,
@@ -43,7 +43,8 @@ def head(
         kind: one or more of logistic (the linear probe, and the default), linear-svm, rbf-svm, knn,
             random-forest, extra-trees, boosting, lda, nearest-mean, mlp
         all: every kind
-        features: what the model's own head reads, such as [CLS], or the average of the patches
+        features: what the model's own head reads (pooled), its [CLS] token if it has one, or the
+            average of the patches
         layers: blocks whose features are joined, from 0, or from -1 down; by default the last one
         shots: learn also from so few images of each class: 5 draws, mean and spread
         out: file for the best head, by default head.skops in the run, else in this folder
