@@ -397,6 +397,15 @@ def test_a_last_line_that_a_kill_tore_is_dropped(look, tmp_path):
     assert path.read_bytes().startswith(whole)
 
 
+def test_a_line_that_a_full_disk_tore_is_dropped_before_the_next(tmp_path):
+    study, other = shared.open_study(tmp_path), shared.open_study(tmp_path)
+    study.ask()
+    with (tmp_path / "study.journal").open("ab") as file:
+        file.write(b'{"op_code": 4, "worker')
+    other.ask()
+    assert len(study.trials) == len(shared.open_study(tmp_path).trials) == 2
+
+
 def test_a_damaged_plan_is_told(look, tmp_path):
     look(trials=1)
     (tmp_path / "out" / "search.json").write_text('{"data": ')

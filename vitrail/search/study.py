@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from vitrail.errors import UserError
 from vitrail.search.space import Choice, Params, Space
@@ -57,6 +57,28 @@ class Lock:
         self.release()
 
 
+class Writing(Lock):
+    """Held for each line of the journal; drops what a kill or a full disk left of another."""
+
+    def __init__(self, journal: Path):
+        super().__init__(journal.with_name(".journal.lock"))
+        self.journal = journal
+
+    def acquire(self) -> bool:
+        super().acquire()
+        if self.journal.exists():
+            with self.journal.open("r+b") as file:
+                drop_torn(file)
+        return True
+
+
+def drop_torn(file: BinaryIO) -> None:
+    """Cuts a file behind its last whole line."""
+    end = file.seek(0, os.SEEK_END)
+    if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+        file.truncate(os.pread(file.fileno(), end, 0).rfind(b"\n") + 1)
+
+
 def open_study(folder: Path, *, grid: bool = False) -> "Study":
     """The study in a search folder, made where there is none; a damaged one is refused."""
     needed()
@@ -65,9 +87,9 @@ def open_study(folder: Path, *, grid: bool = False) -> "Study":
     from optuna.storages.journal import JournalFileBackend
 
     path = folder / JOURNAL
-    with Lock(folder / ".journal.lock"):
-        mend(path)
-    lock: Any = Lock(folder / ".journal.lock")  # optuna's own may outlive a killed process
+    with Writing(path):
+        check(path)
+    lock: Any = Writing(path)  # optuna's own may outlive a killed process
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if not grid:
         pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=WARMUP)
@@ -84,22 +106,17 @@ def open_study(folder: Path, *, grid: bool = False) -> "Study":
         raise damaged(path, repr(error)) from error
 
 
-def mend(path: Path) -> None:
-    """Drops a last line that a kill tore; any other damage is told."""
+def check(path: Path) -> None:
+    """Tells of a line that is damaged."""
     if not path.exists():
         return
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             fine = isinstance(json.loads(line), dict)
         except ValueError:
             fine = False
         if not fine:
             raise damaged(path, f"line {number}")
-    if len(whole) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
 
 
 def damaged(path: Path, why: str) -> UserError:
