@@ -27,6 +27,7 @@ from vitrail.files import write
 OURS = "vitrail"
 CORES = len(os.sched_getaffinity(0))
 LESS = (0.5, 0.25)  # parts of the minutes in which ours is run too, with one seed
+SHORT = 1.0  # but no minutes below this, which start, timing and tests would fill
 # threads that wait for each other sleep instead of spinning: `vitrail train` wants it so on a
 # shared machine, and what holds for us holds for all
 ENVIRONMENT = {"GOMP_SPINCOUNT": "0"}
@@ -64,7 +65,8 @@ class Contest:
         for data in self.set:
             entry = Entry(data=data, who=OURS, minutes=self.minutes, threads=self.threads)
             found += [replace(entry, seed=seed) for seed in range(self.seeds)]
-            found += [replace(entry, minutes=part * self.minutes) for part in LESS]
+            shorter = [part * self.minutes for part in LESS]
+            found += [replace(entry, minutes=less) for less in shorter if less >= SHORT]
             for who, recipe in RECIPES.items():
                 found += [replace(entry, who=who, lr=lr) for lr in sorted({recipe.lr, *RATES})]
         return found

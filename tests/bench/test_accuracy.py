@@ -26,6 +26,8 @@ def test_every_peer_runs_as_published_and_at_every_rate():
         assert {e.lr for e in entries if e.who == who} == {recipe.lr, *RATES}
     ours = [(e.seed, e.minutes) for e in entries if e.who == "vitrail"]
     assert ours == [(0, 8), (1, 8), (0, 4), (0, 2)]
+    short = Contest(minutes=2, set=("digits",), seeds=1).entries()
+    assert [e.minutes for e in short if e.who == "vitrail"] == [2, 1]
     assert len({entry.file for entry in entries}) == len(entries)
 
 
@@ -47,7 +49,7 @@ def test_entries_at_the_same_time_share_the_cores(tmp_path, monkeypatch):
 
     monkeypatch.setattr(accuracy, "ours", perform)
     monkeypatch.setattr(accuracy, "theirs", perform)
-    contest = Contest(minutes=2, set=("digits",), jobs=2, work=tmp_path)
+    contest = Contest(minutes=2, set=("digits",), jobs=2, seeds=4, work=tmp_path)
     assert len(contest.entries()) % 2 == 0  # nobody is left without another
     found = accuracy.run(contest, lambda share, words: None)
     assert (found["jobs"], found["threads"]) == (2, 2)
