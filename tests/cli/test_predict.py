@@ -24,9 +24,10 @@ def good(tmp_path):
 
 
 def vitrail(*arguments, **how):
-    """A process of its own, with streams of bytes."""
+    """A process of its own, whose streams are as strict as most people's."""
     words = [sys.executable, "-m", "vitrail", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, timeout=120, check=False, **how)
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    return subprocess.run(words, env=strict, capture_output=True, timeout=120, check=False, **how)
 
 
 def told(capsys, *arguments):
