@@ -67,6 +67,13 @@ def fresh_folder(out: str | Path | None, usual: str | Path) -> Path:
     return folder
 
 
+def check_text(path: str | Path) -> None:
+    """Refuses names of bytes that are no text: neither recipes nor safetensors can have them."""
+    name = str(path)
+    if name != name.encode(errors="replace").decode():
+        raise UserError(f"{name!r} is no UTF-8 text; rename it, or choose another")
+
+
 def sync(path: Path) -> None:
     """Waits until a file's bytes, or a folder's names, are on the disk."""
     handle = os.open(path, os.O_RDONLY)

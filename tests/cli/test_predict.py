@@ -82,6 +82,12 @@ def test_names_that_are_no_text_are_predicted(folder, good, tmp_path):
     assert cells.returncode == 0 and os.fsencode(rows[1][0]) == name
 
 
+def test_a_run_folder_whose_name_is_no_text_is_refused_before_it_is_made(capsys, tmp_path):
+    code, _, _ = call(capsys, "train", "digits", "--out", tmp_path / LATIN)
+    assert code.endswith("is no UTF-8 text; rename it, or choose another")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_class_name_cannot_fool_the_terminal(capsys):
     from vitrail.cli.predict import as_table
     from vitrail.run.classifier import Guess, Prediction
@@ -94,12 +100,12 @@ def test_a_class_name_cannot_fool_the_terminal(capsys):
 
 
 @pytest.mark.slow
-def test_data_whose_path_is_no_text_is_refused_in_one_line(tmp_path):
+def test_data_whose_path_is_no_text_is_refused_before_it_is_learned(tmp_path):
     from tests.data.samples import class_folders
 
     data = class_folders(tmp_path / os.fsdecode(b"caf\xe9"), {"a": 8, "b": 8})
     done = vitrail("train", data, "--epochs", "1", "--out", tmp_path / "run")
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and last.startswith(b"error: '/")
-    assert last.endswith(b"caf\\udce9' is no UTF-8 text, as a recipe must be; rename it")
+    assert last.endswith(b"caf\\udce9' is no UTF-8 text; rename it, or choose another")
     assert not (tmp_path / "run").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from vitrail import files
 from vitrail.data.config import Augment, Columns, DataConfig, Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
@@ -31,9 +32,8 @@ class Recipe:
     view: Preprocess = field(default_factory=Preprocess)
 
     def __post_init__(self) -> None:
-        for path in map(str, (self.source, self.weights)):
-            if path != path.encode(errors="replace").decode():  # bytes that are no text
-                raise UserError(f"{path!r} is no UTF-8 text, as a recipe must be; rename it")
+        for path in (self.source, self.weights):
+            files.check_text(path)
 
 
 SECTIONS: dict[str, type] = {

@@ -346,6 +346,7 @@ def fresh_run(out: str | Path | None, source: Source) -> Path:
             f"{out} holds a run; go on with `vitrail resume {out}`, or choose another --out"
         )
     usual = Path("runs") / source.name
+    files.check_text(out or usual)
     keep_out(source, Path(out or usual), "--out")
     if out is not None and never_began(Path(out)):
         return Path(out)

@@ -152,6 +152,7 @@ def planned(
     if not len(indices(source, "val")):
         raise UserError(f"{source.name} has no validation images, by which settings are chosen")
     folder = out or Path("runs") / f"search-{source.name}"
+    files.check_text(folder)
     keep_out(source, folder, "--out")
     each = share_of(minutes, trials or TRIALS, jobs)
     asked = build(run.Wishes, {**wishes, **({} if each is None else {"minutes": each})})
