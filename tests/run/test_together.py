@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.run.conftest import SMALL, tensors
+from tests.run.conftest import SMALL, UNKEPT, tensors
 from tests.training.ranks import ranks
 from vitrail.data.loader import Loader
 from vitrail.data.source import indices, open_data
@@ -193,6 +193,26 @@ def test_a_run_of_one_process_goes_on_with_two(tmp_path, digits, stop_at, monkey
     assert lines.count("going on from step 9 of 30") == 1
     assert "saved with processes 1, going on with 2: the last bits may differ" in lines
     assert state.load(tmp_path / "run" / "state").step == 30
+
+
+def test_a_broken_image_of_one_is_no_loss_for_all(photos, tmp_path):
+    def train(folder):
+        def work(rank):
+            options = {"report": False, "quiet": True, "timeout": 20}
+            return run.train(photos, out=folder, changes=UNKEPT, **options).metrics["val"]
+
+        return work
+
+    whole = joined_once(2, train(tmp_path / "whole"))
+    picture = photos / "val" / "light" / "0.png"  # rank 1 looks at it
+    content = picture.read_bytes()
+    picture.write_bytes(bytes(len(content)))
+    found = joined_once(2, train(tmp_path / "part"))
+    assert isinstance(found[0], distributed.Lost) and "light/0.png" in str(found[1])
+    assert state.load(tmp_path / "part" / "state").step == 12
+    picture.write_bytes(content)
+    assert joined_once(2, train(tmp_path / "part")) == whole  # started again by the same torchrun
+    assert same(tmp_path / "whole", tmp_path / "part")
 
 
 def test_data_that_differ_between_processes_are_told(tmp_path, monkeypatch):
