@@ -116,7 +116,8 @@ def show_confusion(console: Any, numbers: dict[str, Any]) -> None:
 
     classes, confusion = [printable(name) for name in numbers["classes"]], numbers["confusion"]
     if len(classes) <= 12:
-        table = Table(box=None, header_style="bold", title="true class down, predicted across")
+        console.print("true class down, predicted across:")
+        table = Table(box=None, header_style="bold")
         table.add_column("")
         for name in classes:
             table.add_column(Text(name[:6]), justify="right")
