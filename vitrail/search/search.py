@@ -51,7 +51,7 @@ FORMAT = 1
 TRIALS = 20
 ALIKE = 3  # trials that must have failed for the same reason before the rest is not tried
 WAIT = 1.0  # seconds between looks at what other processes do
-GRACE = 5.0  # seconds in which processes that were told to end do so by themselves
+GRACE = 10.0  # seconds in which processes that were told to end do so by themselves
 
 Watch = Callable[["Study"], None]
 
