@@ -35,7 +35,7 @@ from vitrail.run import auto
 from vitrail.run.recipe import build
 
 MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {**PEERS, "seeds": SeedViT}
-LOOKS = 6  # at the validation images, at equal distances of time
+LOOKS = 5  # at the validation images, at equal distances of time
 ALIKE = 0.2  # how far the number of parameters may lie from ours
 
 
