@@ -22,7 +22,7 @@ def set_table(name: str, entries: list[Entry], minutes: float) -> str:
     best, seeds = best_peer(rows), rows[f"{SEEDS}, published"][0]
     lines = [
         f"| {name}, {minutes:g} min | parameters | rate | test accuracy | "
-        f"seconds to {best['val']:.1%} | seconds to {seeds['val']:.1%} |",
+        f"seconds to the best peer's {best['val']:.1%} | to the seeds' {seeds['val']:.1%} |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for label, group in rows.items():
