@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 import vitrail
+from tests.cli.conftest import call
 from tests.insight.samples import small
 from vitrail.cli import explain as verb
-from vitrail.cli.main import main
 from vitrail.zoo.file import save_model
 
 SINGLE = ["attention.png", "gradient-rollout.png", "heads.png", "overview.png"]
@@ -37,23 +37,16 @@ def model(tmp_path_factory):
 @pytest.fixture
 def pictures(tmp_path):
     """Two images of one name, and a file that is none."""
-    pixels = np.random.default_rng(0).integers(0, 255, (3, 20, 30, 3), np.uint8)
-    for folder, image in zip(("a", "b"), pixels, strict=False):
+    pixels = np.random.default_rng(0).integers(0, 255, (2, 20, 30, 3), np.uint8)
+    for folder, image in zip(("a", "b"), pixels, strict=True):
         (tmp_path / folder).mkdir()
         Image.fromarray(image).save(tmp_path / folder / "x y.png")
     (tmp_path / "a" / "broken.png").write_bytes(b"\x89PNG but not really")
     return tmp_path
 
 
-def call(capsys, *arguments):
-    """Exit code, stdout and stderr of one command."""
-    code = 0
-    try:
-        main(["explain", *map(str, arguments)])
-    except SystemExit as ended:
-        code = ended.code
-    out = capsys.readouterr()
-    return code, out.out, out.err
+def explain(capsys, *arguments):
+    return call(capsys, "explain", *arguments)
 
 
 def inside(folder):
@@ -62,7 +55,7 @@ def inside(folder):
 
 def test_each_image_has_a_folder_and_all_have_a_page(capsys, model, pictures):
     out = pictures / "out"
-    code, told, _ = call(capsys, model, pictures / "a" / "x y.png", pictures / "b", "--out", out)
+    code, told, _ = explain(capsys, model, pictures / "a" / "x y.png", pictures / "b", "--out", out)
     assert code == 0 and len(told.splitlines()) == 2
     assert inside(out) == ["index.html", "x_y", "x_y-2"]
     assert inside(out / "x_y") == SINGLE
@@ -70,7 +63,7 @@ def test_each_image_has_a_folder_and_all_have_a_page(capsys, model, pictures):
 
 def test_json_names_every_file(capsys, model, pictures):
     out = pictures / "out"
-    code, told, _ = call(capsys, model, pictures / "b", "--out", out, "--json", "--npz")
+    code, told, _ = explain(capsys, model, pictures / "b", "--out", out, "--json", "--npz")
     line = json.loads(told)
     assert code == 0 and list(line) == ["path", "label", "probability", "files"]
     written = {str(path) for path in out.rglob("*.*")}
@@ -80,7 +73,7 @@ def test_json_names_every_file(capsys, model, pictures):
 
 
 def test_a_bad_image_is_told_and_the_others_go_on(capsys, model, pictures):
-    code, told, _ = call(
+    code, told, _ = explain(
         capsys, model, pictures / "a", pictures / "gone.jpg", "--out", pictures / "out", "--json"
     )
     lines = [json.loads(line) for line in told.splitlines()]
@@ -90,7 +83,7 @@ def test_a_bad_image_is_told_and_the_others_go_on(capsys, model, pictures):
 
 
 def test_errors_are_told_on_stderr(capsys, model, pictures):
-    code, told, err = call(capsys, model, pictures / "gone.jpg", "--out", pictures / "out")
+    code, told, err = explain(capsys, model, pictures / "gone.jpg", "--out", pictures / "out")
     assert code == 1 and told == ""
     assert f"error: {pictures}/gone.jpg: no such file" in err
 
@@ -98,15 +91,15 @@ def test_errors_are_told_on_stderr(capsys, model, pictures):
 def test_nothing_is_ever_overwritten(capsys, model, pictures, monkeypatch):
     monkeypatch.chdir(pictures)
     for _ in range(2):
-        call(capsys, model, "b")
+        explain(capsys, model, "b")
     assert inside(pictures / "explained") == ["fish.safetensors-1", "fish.safetensors-2"]
-    code, _, _ = call(capsys, model, "b", "--out", pictures / "a")
+    code, _, _ = explain(capsys, model, "b", "--out", pictures / "a")
     assert code == f"error: {pictures}/a exists and is no empty folder; choose another --out"
 
 
 def test_chosen_layers_get_pictures_of_their_own(capsys, model, pictures):
     out = pictures / "out"
-    code, _, _ = call(
+    code, _, _ = explain(
         capsys, model, pictures / "b", "--out", out, "--layers", "0", "-1", "--heads", "-1"
     )
     assert code == 0
@@ -131,27 +124,27 @@ def test_a_class_is_known_by_its_names_and_its_number(model, name, index):
     ],
 )
 def test_wrong_wishes_are_one_line(capsys, model, pictures, flags, words):
-    code, told, _ = call(capsys, model, pictures / "b", "--out", pictures / "out", *flags)
+    code, told, _ = explain(capsys, model, pictures / "b", "--out", pictures / "out", *flags)
     assert code.startswith(f"error: {words}") and told == ""
     assert not list((pictures / "out").glob("*"))
 
 
 def test_the_class_asked_for_is_explained(capsys, model, pictures):
     out = pictures / "out"
-    call(capsys, model, pictures / "b", "--out", out, "--class", "coho", "--npz")
+    explain(capsys, model, pictures / "b", "--out", out, "--class", "coho", "--npz")
     with np.load(out / "x_y" / "arrays.npz", allow_pickle=False) as read:
         assert read["target"] == "coho" and str(read["method"]) in ("relevance", "gradient-rollout")
 
 
 def test_occlusion_is_drawn_when_it_is_asked_for(capsys, model, pictures):
     out = pictures / "out"
-    call(capsys, model, pictures / "b", "--out", out, "--method", "occlusion")
+    explain(capsys, model, pictures / "b", "--out", out, "--method", "occlusion")
     assert "occlusion.png" in inside(out / "x_y")
 
 
 def test_without_images_it_draws_what_was_learned(capsys, model, tmp_path, caplog):
     with caplog.at_level("INFO"):
-        code, told, _ = call(capsys, model, "--out", tmp_path / "out", "--json")
+        code, told, _ = explain(capsys, model, "--out", tmp_path / "out", "--json")
     assert code == 0
     names = [f"{tmp_path}/out/{name}.png" for name in ("positions", "filters")]
     assert json.loads(told) == {"model": str(model), "files": names}
@@ -160,7 +153,7 @@ def test_without_images_it_draws_what_was_learned(capsys, model, tmp_path, caplo
 
 def test_images_tell_what_was_learned(capsys, model, pictures):
     out = pictures / "out"
-    code, _, _ = call(capsys, model, pictures / "b", "--out", out, "--learned", "--npz")
+    code, _, _ = explain(capsys, model, pictures / "b", "--out", out, "--learned", "--npz")
     assert code == 0
     drawn = {path.name for path in out.glob("*.png")}
     assert len(drawn) == 6 and {"attention_distance.png", "token_norms.png"} < drawn
@@ -174,7 +167,7 @@ def test_a_run_brings_its_own_images(capsys, tmp_path):
     facts = {"classes": [str(n) for n in range(10)], "preprocess": {**view, "channels": 1}}
     tiny = small("grey", image=8, patch=2, classes=10)
     save_model(place, tiny, {**facts, "data": {"name": "digits", "source": "digits"}})
-    code, told, _ = call(capsys, place, "--out", tmp_path / "out")
+    code, told, _ = explain(capsys, place, "--out", tmp_path / "out")
     assert code == 0 and len(told.splitlines()) == 6
 
 
@@ -183,7 +176,9 @@ def test_a_model_with_nan_is_told_in_one_line(capsys, model, pictures, tmp_path)
     broken.head.weight.data[0] = float("nan")
     view = {"size": 16, "mean": [0.5], "std": [0.5], "channels": 3}
     save_model(tmp_path / "nan.safetensors", broken, {"classes": NAMES, "preprocess": view})
-    code, _, _ = call(capsys, tmp_path / "nan.safetensors", pictures / "b", "--out", pictures / "o")
+    code, _, _ = explain(
+        capsys, tmp_path / "nan.safetensors", pictures / "b", "--out", pictures / "o"
+    )
     assert "hold NaN or infinity in head.weight; load other weights" in code
     assert inside(pictures / "o") == []
 
@@ -197,7 +192,7 @@ def test_pictures_are_written_whole_or_not_at_all(capsys, model, pictures, monke
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    code, _, _ = call(capsys, model, pictures / "b", "--out", pictures / "out")
+    code, _, _ = explain(capsys, model, pictures / "b", "--out", pictures / "out")
     assert code.startswith(f"error: cannot write {pictures}/out/x_y: No space left on device")
     assert inside(pictures / "out") == []
 

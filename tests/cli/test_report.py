@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from tests.cli.conftest import call
 from tests.run.fabricated import images, write_run
-from vitrail.cli.main import main
 from vitrail.evaluation import figures
 
 
@@ -20,16 +20,6 @@ def lightly(monkeypatch):
 def runs(tmp_path_factory):
     place, source = tmp_path_factory.mktemp("runs"), images(["a", "[red]b"], each=60)
     return [write_run(place / name, source, rate) for name, rate in (("x", 0.9), ("y", 0.5))]
-
-
-def call(capsys, *arguments):
-    code = 0
-    try:
-        main([*map(str, arguments)])
-    except SystemExit as ended:
-        code = ended.code
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 def test_report_names_the_page(capsys, runs):

@@ -110,6 +110,13 @@ def open_data(
     return folder.open_folder(path, **settings)
 
 
+def address(data: str | Path) -> str:
+    """What the data is called from any folder: the name of a built-in set, else a whole path."""
+    from vitrail.data.catalogue import SETS
+
+    return str(data) if data in SETS else str(Path(data).expanduser().resolve())
+
+
 def unknown(data: str, exists: bool, sets: Sequence[str]) -> str:
     wanted = (
         "wanted a folder of class folders, a .csv, .tsv or .jsonl table, a folder of .tar shards"

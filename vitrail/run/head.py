@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.config import Columns, Preprocess
-from vitrail.data.source import USUAL, Source, Split, fingerprint, open_data
+from vitrail.data.source import USUAL, Source, Split, address, fingerprint, open_data
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import interval
 from vitrail.heads import keep, kinds, shots
@@ -92,7 +92,6 @@ class Headed(Classifier):
         held_out: Examples,
         columns: Columns,
     ) -> Head:
-        where = str(Path(data).expanduser().resolve()) if source.path else data
         return Head(
             kind=kind,
             estimator=fitted,
@@ -103,7 +102,7 @@ class Headed(Classifier):
             view=self.view.plain(),
             data={
                 "name": source.name,
-                "source": where,
+                "source": address(data),
                 "columns": plain(columns),
                 "fingerprint": fingerprint(source),
             },

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from vitrail import files
-from vitrail.data.catalogue import SETS
 from vitrail.data.config import Columns
 from vitrail.data.loader import Loader
 from vitrail.data.places import keep_out
-from vitrail.data.source import Source, Split, fingerprint, open_data
+from vitrail.data.source import Source, Split, address, fingerprint, open_data
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import accuracy, fit_temperature, interval
 from vitrail.model.vit import ViT
@@ -331,7 +330,7 @@ def design(
     reasons += choice.reasons
     live.say("\n  ".join(reasons))
     settings = merge(choice.settings, changes)
-    settings["source"] = data if data in SETS else str(Path(data).expanduser().resolve())
+    settings["source"] = address(data)
     if "size" not in table.get("view", {}):
         settings["view"] = merge(settings["view"], {"size": settings["vit"]["image"]})
     made = build(Recipe, settings)

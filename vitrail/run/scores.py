@@ -10,7 +10,16 @@ from torch import Tensor
 
 from vitrail.data.config import Columns, DataConfig
 from vitrail.data.loader import Loader
-from vitrail.data.source import TABLES, USUAL, Source, Split, fingerprint, indices, open_data
+from vitrail.data.source import (
+    TABLES,
+    USUAL,
+    Source,
+    Split,
+    address,
+    fingerprint,
+    indices,
+    open_data,
+)
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import logits
@@ -38,7 +47,7 @@ def open_for(
     called = USUAL
     if columns or Path(data).suffix.lower() in TABLES:
         called = build(Columns, {**own.get("columns", {}), **(columns or {})}, "data.columns.")
-    known = own.get("source") in (str(data), str(Path(data).expanduser().resolve()))
+    known = own.get("source") == address(data)
     source = open_data(data, columns=called, classes=classifier.classes, split=known)
     if not known and (moved := moved_here(source, data, called, own.get("fingerprint"))):
         known, source = True, moved
