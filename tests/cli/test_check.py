@@ -82,7 +82,7 @@ def test_a_bad_folder_is_told_in_full_and_ends_with_one(tmp_path, capsys):
 
 def test_broken_images_may_be_skipped(tmp_path, capsys):
     folder = bad_folder(tmp_path / "bad")
-    assert check(folder, "--skip-broken") == 0
+    assert check(folder, "--data.skip-broken") == 0
     assert "Broken: 5 images cannot be read" in capsys.readouterr().out
 
 

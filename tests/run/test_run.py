@@ -57,6 +57,14 @@ def test_the_same_seed_gives_the_same_tensors_and_another_seed_others(digits):
     assert not equal(tensors(digits("a2", seed=1).folder), tensors(digits("b2", seed=2).folder))
 
 
+def test_who_stops_a_run_hears_how_it_goes_on(photos, stop_at, tmp_path, capsys):
+    stop_at(3)
+    with pytest.raises(Stopped):
+        run.train(photos, out=tmp_path / "my run", changes=FEW, report=False)
+    told = capsys.readouterr().err
+    assert f"stopped after step 3 and saved; `vitrail resume '{tmp_path}/my run'` goes on" in told
+
+
 @pytest.mark.parametrize("step", [1, 7, 22, 23])
 def test_stopped_and_resumed_equals_never_stopped(digits, stop_at, monkeypatch, step):
     whole = digits("whole")

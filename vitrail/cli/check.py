@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitrail.cli.flags import COLUMNS, Names, changes
+from vitrail.cli.flags import COLUMNS, Names, SkipBroken, changes
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def check(
     *,
     out: Path | None = None,
     augmented: Path | None = None,
-    skip_broken: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    skip_broken: SkipBroken = False,
     workers: int | None = None,
     device: str = "auto",
     columns: Annotated[Names, COLUMNS] = Names(),  # noqa: B008

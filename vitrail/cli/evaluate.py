@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vitrail.cli.flags import COLUMNS, Names, Vit, changes
+from vitrail.cli.flags import COLUMNS, Names, SkipBroken, Vit, changes
 
 
 def evaluate(
@@ -17,7 +17,7 @@ def evaluate(
     batch: int = 64,
     head: Path | None = None,
     device: str = "auto",
-    skip_broken: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    skip_broken: SkipBroken = False,
     preprocess: Literal["half", "imagenet", "clip"] | None = None,
     vit: Vit = Vit(),  # noqa: B008
     columns: Annotated[Names, COLUMNS] = Names(),  # noqa: B008

@@ -79,4 +79,8 @@ if TYPE_CHECKING:  # what several verbs ask for
     Names: TypeAlias = Any
 else:
     Vit, Names = optional(ViTConfig), optional(Columns)
-COLUMNS = tyro.conf.arg(name="data.columns")  # as `train` calls them
+# as `train` calls them
+COLUMNS = tyro.conf.arg(name="data.columns")
+SkipBroken: TypeAlias = Annotated[
+    bool, tyro.conf.arg(name="data.skip-broken"), tyro.conf.FlagCreatePairsOff
+]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vitrail.cli.flags import COLUMNS, Names, Vit, changes
+from vitrail.cli.flags import COLUMNS, Names, SkipBroken, Vit, changes
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def head(
     out: Path | None = None,
     batch: int = 64,
     device: str = "auto",
-    skip_broken: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    skip_broken: SkipBroken = False,
     preprocess: Literal["half", "imagenet", "clip"] | None = None,
     vit: Vit = Vit(),  # noqa: B008
     columns: Annotated[Names, COLUMNS] = Names(),  # noqa: B008

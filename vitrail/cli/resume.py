@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from vitrail.cli.flags import SkipBroken
 from vitrail.cli.train import tell
 
 
@@ -13,9 +14,7 @@ def resume(
     *,
     device: str = "auto",
     timeout: float = 1800,
-    skip_broken: Annotated[
-        bool, tyro.conf.arg(name="data.skip-broken"), tyro.conf.FlagCreatePairsOff
-    ] = False,
+    skip_broken: SkipBroken = False,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Go on with a run where it stopped.

@@ -18,7 +18,7 @@ from vitrail.data.preprocess import normalise
 from vitrail.data.reader import Items, Reader
 from vitrail.data.source import Source, Split, indices
 from vitrail.data.workers import Note, Slot, ahead, default_workers, keep_freed_memory, ranks_here
-from vitrail.errors import UserError
+from vitrail.errors import Refused, UserError
 
 SMALL = 64  # pixels: up to here a whole batch is augmented at once, above each image by a worker
 ORDER, MIX = 1, 2  # what a random generator is for, so that no two are the same
@@ -286,7 +286,15 @@ class Pictures:
         for row, item in enumerate(task.items.tolist()):
             note(item)
             own = {name: numbers[row : row + 1] for name, numbers in luck.items()}
-            rows[row] = self.picture(self.read(item), own)
+            rows[row] = self.picture(self.pixels(item), own)
+
+    def pixels(self, item: int) -> NDArray[np.uint8]:
+        try:
+            return self.read(item)
+        except Refused:
+            raise
+        except UserError as error:
+            raise UserError(f"{error}; mend it, or leave it out with --data.skip-broken") from error
 
     def picture(self, pixels: NDArray[np.uint8], luck: augment.Luck) -> NDArray[np.uint8]:
         if self.settings is None:

@@ -33,13 +33,11 @@ class AttentionPool(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The one query, and the keys and values of all tokens."""
-        q = (
-            self.q(self.latent).expand(x.shape[0], -1, -1).unflatten(-1, (self.heads, -1))
-        )  # (B, 1, h, d)
-        k, v = (
-            self.kv(x).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        )  # each (B, h, P, d)
-        return q.transpose(1, 2), k, v
+        q = self.q(self.latent).expand(x.shape[0], -1, -1)  # (B, 1, D)
+        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, h, 1, d)
+        x = self.kv(x).unflatten(-1, (2, self.heads, -1))  # (B, P, 2, h, d)
+        k, v = (part.transpose(1, 2) for part in x.unbind(2))  # each (B, h, P, d)
+        return q, k, v
 
     def weights(self, x: Tensor) -> Tensor:  # (B, P, D)
         """How much each token is listened to, by each head."""

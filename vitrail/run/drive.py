@@ -1,6 +1,7 @@
 """What happens between steps: the journal, saved states, validation, signals, early stopping."""
 
 import math
+import shlex
 import signal
 import threading
 import time
@@ -87,10 +88,10 @@ class Driver:
                 if self.patience_is_over(step.number):
                     self.live.say(f"no better for {settings.patience} epochs: stopping early")
                     break
-            stop = self.together.sum(len(heard))[0]
-            self.save()
-            if stop:  # whoever heard it
+            if self.together.sum(len(heard))[0]:  # whoever heard it
+                self.leave()
                 raise Stopped(*heard[:1] or (signal.SIGTERM,))
+            self.save()
 
     def steps(self, heard: list[int]) -> Iterator[loop.Step]:
         """From where the run stands; what a step cannot be taken for is told after a save."""
@@ -110,8 +111,11 @@ class Driver:
                 together=self.together,
                 heard=heard,
             )
-        except UserError:
+        except loop.Diverged:
             self.save()  # the weights are still those before the step
+            raise
+        except UserError:
+            self.leave()
             raise
 
     def class_weights(self) -> Tensor | None:
@@ -181,7 +185,7 @@ class Driver:
                 self.learner.result, self.loader, "val", self.learner.dtype, self.together
             )
         except UserError:
-            self.save()
+            self.leave()
             raise
         scores: dict[str, Any] = {}
         if seen is not None:
@@ -200,6 +204,14 @@ class Driver:
 
     def seconds(self) -> float:
         return float(self.before + time.monotonic() - self.started)
+
+    def leave(self) -> None:
+        """The run stays as it stands, and the user hears how it goes on."""
+        self.save()
+        self.live.say(
+            f"stopped after step {self.facts['step']} and saved; "
+            f"`vitrail resume {shlex.quote(str(self.folder))}` goes on"
+        )
 
     def save(self) -> None:
         if not self.together.first:
