@@ -11,7 +11,7 @@ from tests.data.fakes import Fake, arrays
 from vitrail.data.config import AUGMENTS, DataConfig, Preprocess
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.preprocess import MEANS, normalise
-from vitrail.data.sheet import CELL, GAP, LINE, name_of, sheet, visible
+from vitrail.data.sheet import CELL, GAP, LINE, drawable, lettering, name_of, sheet, visible
 
 
 def test_normalisation_is_taken_back_exactly():
@@ -54,3 +54,9 @@ def test_a_long_label_stays_in_its_column():
     page = Image.open(io.BytesIO(sheet(batch, ["W" * 80], Preprocess(size=16))))
     gap = np.asarray(page)[:, GAP + 112 : 2 * GAP + 112]
     assert gap.min() == 255
+
+
+def test_a_class_that_the_font_cannot_write_is_named_by_its_number():
+    names = ["café 2", "Ж", "\u732b"]  # the last one Chinese
+    shown = [drawable(name, number, lettering()) for number, name in enumerate(names)]
+    assert shown == ["café 2", "Ж", "class 2"]

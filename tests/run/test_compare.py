@@ -45,14 +45,24 @@ def test_the_chance_is_that_of_mcnemar(runs):
 def test_several_comparisons_must_each_be_surer(runs, monkeypatch):
     monkeypatch.setattr("vitrail.evaluation.metrics.mcnemar", lambda *_: 0.03)
     assert compare(runs[:2])[1].difference.more_than_chance
-    assert not compare(runs)[1].difference.more_than_chance
+    near = compare(runs)[1]
+    assert not near.difference.more_than_chance
+    assert "as one of 2 comparisons it counts below 0.025" in near.words
 
 
 def test_other_test_images_are_not_compared(runs, tmp_path):
     other = write_run(tmp_path / "other", images(NAMES, each=120), 0.5)
     found = compare([runs[0], other])[1].difference
     assert found.p is None and found.more_than_chance is None
-    assert "other test images" in found.words
+    assert found.words == f"cannot be compared with {runs[0]}; they saw other test images"
+
+
+def test_a_better_run_on_other_images_does_not_hide_those_on_the_same(runs, tmp_path):
+    other = write_run(tmp_path / "other", images(NAMES, each=120), 1.0)
+    good, bad, alone = compare([runs[0], runs[2], other])
+    assert good.words == "is the best of the 2 runs with its test images"
+    assert bad.difference.to == str(runs[0]) and bad.difference.more_than_chance
+    assert alone.difference is None
 
 
 def test_runs_without_predictions_are_told_what_to_do(runs, source, tmp_path):

@@ -1,9 +1,11 @@
 """Every file in recipes/ says where its numbers come from, and is a whole recipe."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from vitrail.data.config import Augment
 from vitrail.run import auto
 from vitrail.run.build import check_sense
 from vitrail.run.recipe import Recipe, build, merge, read_recipe
@@ -59,3 +61,16 @@ def test_it_is_a_recipe_that_can_work(path):
     for section in ("vit", "train"):
         for name, value in table.get(section, {}).items():
             assert getattr(getattr(recipe, section), name) == value
+
+
+@pytest.mark.parametrize("path", [p for p in RECIPES if "gpu-" in p.name], ids=lambda p: p.stem)
+def test_what_the_literature_says_is_not_mixed_with_what_we_would_choose(path):
+    table = read_recipe(path)
+    assert set(table["data"]["augment"]) == {entry.name for entry in fields(Augment)}
+    facts = auto.Facts(images=10_000, classes=10, side=375, channels=3, uneven=1.0)
+    ours = auto.fine_tune(facts, "B/16", preset("B/16"), None, None).settings["train"]
+    for epochs in (5, 30, 100, 300):
+        ours |= auto.choose(facts, model="S/16", epochs=epochs, device="cuda").settings["train"]
+    of_the_data = {"class_weights", "drop_until"}
+    of_weights = set() if path.stem == "gpu-finetune" else {"layer_decay"}
+    assert set(ours) | {"clip"} <= set(table["train"]) | of_the_data | of_weights

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +27,8 @@ def sheet(batch: Batch, classes: Sequence[str], view: Preprocess, columns: int =
     rows = -(-len(pixels) // columns)
     size = columns * (wide + GAP) + GAP, rows * (tall + LINE + GAP) + GAP
     page = Image.new("RGB", size, "white")
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default(12)
+    draw, font = ImageDraw.Draw(page), lettering()
+    classes = [drawable(name, number, font) for number, name in enumerate(classes)]
     for number, image in enumerate(pixels):
         left = GAP + number % columns * (wide + GAP)
         top = GAP + number // columns * (tall + LINE + GAP)
@@ -60,7 +62,21 @@ def name_of(target: Tensor, classes: Sequence[str]) -> str:
     return ", ".join(f"{share:.0%} {name}".replace("%", " %") for share, name in shares)
 
 
-def shortened(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+def lettering() -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which comes with matplotlib and knows most alphabets."""
+    import matplotlib
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), 11)
+
+
+def drawable(name: str, number: int, font: ImageFont.FreeTypeFont) -> str:
+    """The name of a class; its number where the font lacks a letter of it."""
+    empty = bytes(font.getmask("\uffff"))
+    lacking = any(bytes(font.getmask(letter)) == empty for letter in set(name))
+    return f"class {number}" if lacking else name
+
+
+def shortened(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "...") > width:

@@ -86,7 +86,7 @@ def curves(chart: Chart, size: tuple[float, float] = (5.6, 3.3)) -> Figure:
     if chart.percent:
         low, high = axes.get_ylim()
         axes.set_ylim(max(0.0, low), min(1.0, high) + 0.02 * (high - low))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     house(axes, chart.x, chart.y)
     name_ends(axes, [curve for curve in chart.curves if curve.label and len(curve.x)])
     return figure

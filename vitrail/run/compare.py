@@ -19,9 +19,9 @@ COLOURS, STYLES = ("blue", "ruby", "green", "amber", "violet"), ("-", "--", ":",
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How a run stands to the best one."""
+    """How a run stands to the best one of those it can be held against."""
 
-    to: str  # the run with the highest test accuracy
+    to: str  # that one, with the highest test accuracy
     points: float  # test accuracy less than its, from 0 to 1
     p: float | None  # chance that equally good models differ so much; None: not the same images
     images: int  # of the same test images
@@ -60,7 +60,7 @@ class Entry:
 
 
 def compare(folders: Sequence[str | Path]) -> list[Entry]:
-    """The runs in the order they were given, each held against the best."""
+    """The runs in the order they were given, each held against the best with its test images."""
     if len(folders) < 2:
         raise UserError(f"{len(folders)} run was given; give at least two to compare")
     paths = [Path(folder).resolve() for folder in folders]
@@ -68,7 +68,6 @@ def compare(folders: Sequence[str | Path]) -> list[Entry]:
         raise UserError(f"{twice[0]} is given twice; give different runs")
     records = [read_run(folder) for folder in folders]
     judged = [record for record in records if record.metrics and record.metrics["test"]]
-    best = max(judged, key=test_accuracy, default=None)
     entries = []
     for number, record in enumerate(records, 1):
         difference, note = None, ""
@@ -76,10 +75,15 @@ def compare(folders: Sequence[str | Path]) -> list[Entry]:
             note = "is not finished; `vitrail resume` goes on with it"
         elif not record.metrics["test"]:
             note = "has no test images, so nothing can be said"
-        elif record is best:
-            note = "is the best on test images"
-        elif best is not None:
-            difference = differ(record, best, len(judged) - 1)
+        else:
+            rivals = held_against(record, judged)
+            best = max(rivals, key=test_accuracy)
+            if record is not best:
+                difference = differ(record, best, len(rivals) - 1)
+            elif len(rivals) == len(judged):
+                note = "is the best on test images"
+            else:
+                note = f"is the best of the {len(rivals)} runs with its test images"
         entries.append(
             Entry(
                 record=record,
@@ -96,6 +100,18 @@ def test_accuracy(record: Record) -> float:
     return float(record.metrics["test"]["accuracy"]) if record.metrics else 0.0
 
 
+def held_against(record: Record, judged: list[Record]) -> list[Record]:
+    """The runs that answered the same test images, itself among them; without others, all runs."""
+    mine = test_images(record)
+    same = [other for other in judged if mine is not None and test_images(other) == mine]
+    return same if len(same) > 1 else judged
+
+
+def test_images(record: Record) -> str | None:
+    """A checksum of them, where it is known."""
+    return record.predictions.facts["same"].get("test") if record.predictions else None
+
+
 def differ(record: Record, best: Record, comparisons: int) -> Difference:
     """McNemar's test on the same images; with several comparisons each must be surer."""
     points = test_accuracy(best) - test_accuracy(record)
@@ -105,14 +121,18 @@ def differ(record: Record, best: Record, comparisons: int) -> Difference:
     if ours is None or theirs is None:
         lacking = record if ours is None else best
         said = f"{lacking.folder} kept no predictions; `vitrail report {lacking.folder}` makes them"
-    elif ours.facts["same"].get("test") != theirs.facts["same"].get("test"):
-        said = "they saw other test images, so chance cannot be told from skill"
+    elif test_images(record) != test_images(best):
+        behind = f"cannot be compared with {best.folder}"
+        said = "they saw other test images"
     else:
         seen, also = ours.splits["test"], theirs.splits["test"]
         p = metrics.mcnemar(seen.predicted, also.predicted, seen.labels)
         images, chance = len(seen), p < CHANCE / comparisons
         verdict = "more than chance" if chance else "could be chance"
         said = f"{verdict}: {p_value(p)}, on the same {images:,} test images"
+        if comparisons > 1:
+            bar = f"{CHANCE / comparisons:.2g}"
+            said += f" (as one of {comparisons} comparisons it counts below {bar})"
     return Difference(
         to=str(best.folder),
         points=points,

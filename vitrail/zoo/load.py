@@ -175,7 +175,7 @@ def look(
             f"{found.row.interpolation}: from the table of weights, {found.row.name}"
         )
     if view is None:
-        told.append("preprocessing: nobody says; say --preprocess half, imagenet or clip")
+        told.append("preprocessing: nobody says")
         return None
     if wanted.size == found.vit.size and "size" in view:  # a file of ours
         height, width = Preprocess(size=view["size"]).height, Preprocess(size=view["size"]).width
