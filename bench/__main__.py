@@ -1,7 +1,9 @@
 """`python -m bench [NAME ...]`: measures, prints the table, writes JSON, Markdown and SVG."""
 
 import json
+import signal
 import sys
+import time
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -85,12 +87,16 @@ def run(name: Name, settings: Settings, tick: Tick) -> dict[str, Any]:
     bench = import_module(f"bench.{name.replace('-', '_')}")
     budget = Budget(rounds=settings.rounds, seconds=settings.seconds)
     place = report.surroundings(torch.get_num_threads())
+    start = time.monotonic()
     found = bench.run(settings.contest if name == "accuracy" else budget, tick)
-    return {"name": name, **place, **found}
+    return {"name": name, **place, "seconds": round(time.monotonic() - start), **found}
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         main(tyro.cli(Settings, prog="python -m bench"))
     except UserError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -94,9 +95,11 @@ def run(contest: Contest, tick: Tick) -> dict[str, Any]:
     work = contest.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     entries = contest.entries()
-    spent = dict.fromkeys(entries, 0.0)
+    spent, stop = dict.fromkeys(entries, 0.0), threading.Event()
 
     def advance(entry: Entry, part: float) -> None:
+        if stop.is_set():
+            raise UserError(f"{entry} was stopped")  # and its process with it
         spent[entry] = min(1.0, part) * entry.minutes
         tick(sum(spent.values()) / contest.total, str(entry))
 
@@ -111,6 +114,9 @@ def run(contest: Contest, tick: Tick) -> dict[str, Any]:
     pool = ThreadPoolExecutor(contest.jobs)
     try:
         results = list(pool.map(take, entries))
+    except (KeyboardInterrupt, SystemExit):
+        stop.set()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)  # after an error, those that run come to their end
     sets: dict[str, list[dict[str, Any]]] = {data: [] for data in contest.set}

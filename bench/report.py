@@ -29,6 +29,8 @@ PACKAGES = (
     "torchvision",
     "onnxruntime",
     "scikit-learn",
+    "pillow",
+    "simplejpeg",
     "vitrail",
 )
 SCALES = {"ms": 1e3, "s": 1.0, "MB": 1.0, "x": 1.0}

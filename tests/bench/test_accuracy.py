@@ -2,7 +2,12 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import threading
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from threading import Barrier
 from types import SimpleNamespace
@@ -101,6 +106,25 @@ def test_finished_entries_are_not_repeated(tmp_path, monkeypatch):
     assert len(done) == len(set(done)) == len(contest.entries()) == len(found["sets"]["digits"])
     first = shares[: 2 * len(done)]
     assert first == sorted(first) and 0 < first[0] < first[-1] == 1
+
+
+def test_who_stops_the_contest_stops_the_process_that_trains(tmp_path, monkeypatch):
+    started = []
+
+    def popen(*words, **settings):
+        started.append(subprocess.Popen(*words, **settings))
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+        return started[-1]
+
+    sleep = ["timeit", "-n1", "-r1", "import time; time.sleep(600)"]
+    train = partial(accuracy.perform, sleep)
+    monkeypatch.setattr(accuracy, "ours", train)
+    monkeypatch.setattr(accuracy, "theirs", train)
+    monkeypatch.setattr(accuracy, "subprocess", SimpleNamespace(Popen=popen, STDOUT=-2))
+    contest = Contest(minutes=1, set=("digits",), seeds=1, work=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        accuracy.run(contest, lambda share, words: None)
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
 def test_every_entry_carries_the_commit_it_was_made_at(tmp_path, monkeypatch):
