@@ -62,14 +62,14 @@ def check(
         raise UserError(f"the sheet is a PNG; {augmented} is named otherwise")
     if workers is not None and workers < 0:
         raise UserError(f"workers is {workers}; give a number of at least 0")
-    source = open_data(data, columns=Columns(**changes(columns, "data.columns")))
+    source = open_data(data, columns=Columns(**changes(columns)))
     for flag, target in (("--out", out), ("--augmented", augmented)):
         if target is not None:
             if target.is_dir():
                 raise UserError(f"{target} is a folder; give the name of a file")
             keep_out(source, target, flag)
     judgement = judge(examine(source, workers=workers), skip_broken=skip_broken)
-    plan, recipe = design(source, place)
+    plan, recipe = design(data, source, place)
     if recipe is None:
         judgement.findings.insert(
             0, Finding("No recipe", "stop", "nothing can be trained", plan["error"])
@@ -93,8 +93,9 @@ def check(
         raise UserError(printable(f"training on {source.name} would fail: {whys}"))
 
 
-def design(source: "Source", device: str) -> tuple[dict[str, Any], "Recipe | None"]:
+def design(data: str, source: "Source", device: str) -> tuple[dict[str, Any], "Recipe | None"]:
     """What `train` would choose, and why; or the error that it would end with."""
+    from vitrail.data.source import address
     from vitrail.run.auto import choose, look
     from vitrail.run.build import check_sense
     from vitrail.run.recipe import Recipe, build, merge
@@ -102,8 +103,8 @@ def design(source: "Source", device: str) -> tuple[dict[str, Any], "Recipe | Non
     try:
         facts = look(source)
         choice = choose(facts, device=device)
-        size = {"view": {"size": choice.settings["vit"]["image"]}}
-        recipe = build(Recipe, merge(choice.settings, size))
+        rest = {"source": address(data), "view": {"size": choice.settings["vit"]["image"]}}
+        recipe = build(Recipe, merge(choice.settings, rest))
         check_sense(recipe, facts)
     except UserError as error:
         return {"error": str(error)}, None

@@ -46,12 +46,12 @@ def evaluate(
     from vitrail.run.head import load_with_head
     from vitrail.run.scores import evaluate, open_for
 
-    hints = {"preprocess": preprocess, "vit": changes(vit, "vit")}
+    hints = {"preprocess": preprocess, "vit": changes(vit)}
     if head is None:
         classifier = load(model, device=device, **hints)
     else:
         classifier = load_with_head(model, head, device=device, **hints)
-    source, part = open_for(classifier, data, split, changes(columns, "data.columns"))
+    source, part = open_for(classifier, data, split, changes(columns))
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("evaluating", total=len(indices(source, part)))

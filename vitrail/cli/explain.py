@@ -76,7 +76,7 @@ def explain(
     files = list(paths(images, refused))
     if refused and not files:
         raise UserError(f"{refused[0][0]}: {refused[0][1]}")
-    classifier = load(model, device=device, preprocess=preprocess, vit=changes(vit, "vit"))
+    classifier = load(model, device=device, preprocess=preprocess, vit=changes(vit))
     wishes: dict[str, Any] = {"target": None if target is None else classifier.index(target)}
     wishes |= {"method": method, "occlusion": occlusion, "layers": layers, "heads": heads}
     folder = fresh_folder(out, usual_folder(model))

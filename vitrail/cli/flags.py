@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import sys
 from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
@@ -28,10 +27,8 @@ def optional(cls: type) -> Any:
         words = tyro.conf.arg(
             help=told[entry.name], help_behavior_hint=hint(default), metavar=metavar
         )
-        if kind is bool:  # its presence is read off the command line
-            made.append((entry.name, Annotated[bool, words], field(default=False)))
-        else:
-            made.append((entry.name, Annotated[kind | None, words], field(default=None)))
+        marks = (words, tyro.conf.DisallowNone) if kind is bool else (words,)  # --x and --no-x
+        made.append((entry.name, Annotated[(kind | None, *marks)], field(default=None)))
     return make_dataclass(cls.__name__, made, frozen=True, kw_only=True)
 
 
@@ -53,17 +50,14 @@ def comments(cls: type) -> dict[str, str]:
     return found
 
 
-def changes(flags: Any, where: str) -> dict[str, Any]:
-    """What was asked for, as nested dicts; `where` is the section, such as "train"."""
+def changes(flags: Any) -> dict[str, Any]:
+    """What was asked for, as nested dicts."""
     asked: dict[str, Any] = {}
     for entry in fields(flags):
-        value, name = getattr(flags, entry.name), entry.name.replace("_", "-")
+        value = getattr(flags, entry.name)
         if is_dataclass(value):
-            if inner := changes(value, f"{where}.{name}"):
+            if inner := changes(value):
                 asked[entry.name] = inner
-        elif isinstance(value, bool):
-            if {f"--{where}.{name}", f"--{where}.no-{name}"} & set(sys.argv):
-                asked[entry.name] = value
         elif value is not None:
             asked[entry.name] = value
     return asked
@@ -71,7 +65,7 @@ def changes(flags: Any, where: str) -> dict[str, Any]:
 
 def sections(**flags: Any) -> dict[str, dict[str, Any]]:
     """What was asked for of each section of a recipe, without those that stay as they are."""
-    return {name: asked for name, own in flags.items() if (asked := changes(own, name))}
+    return {name: asked for name, own in flags.items() if (asked := changes(own))}
 
 
 if TYPE_CHECKING:  # what several verbs ask for

@@ -68,13 +68,13 @@ def head(
     names = tuple(kinds.KINDS) if all else tuple(dict.fromkeys(kind)) or DEFAULT
     for name in names:
         kinds.find(name)
-    weights, view, place = frozen(model, device, preprocess=preprocess, vit=changes(vit, "vit"))
+    weights, view, place = frozen(model, device, preprocess=preprocess, vit=changes(vit))
     wanted = Features(what=features, layers=layers)
     headed = Headed(weights, view, place, wanted)
     headed.extractor = Extractor(
         model=headed.model, view=view, features=wanted, batch=batch, skip_broken=skip_broken
     )
-    called = Columns(**changes(columns, "data.columns"))
+    called = Columns(**changes(columns))
     found = compare(headed, data, names, shots, telling(), columns=called)
     path = out or beside(model)
     keep.save(path, found.best.head)

@@ -52,7 +52,7 @@ def predict(
     from vitrail.run.classifier import load
     from vitrail.run.head import load_with_head
 
-    hints = {"preprocess": preprocess, "vit": changes(vit, "vit")}
+    hints = {"preprocess": preprocess, "vit": changes(vit)}
     if head is None:
         classifier = load(model, device=device, **hints)
     else:
