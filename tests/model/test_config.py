@@ -8,9 +8,9 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 
 MISTAKES = [
-    ({"image": 30}, "image 30 x 30 is no multiple of patch 16; resize it to 32 x 32"),
+    ({"image": 30}, "image 30 x 30 is no multiple of patch 16; resize it to 48 x 48"),
     ({"image": (224, 230)}, "image 224 x 230 is no multiple of patch 16; resize it to 224 x 224"),
-    ({"image": 5}, "resize it to 16 x 16"),
+    ({"image": 5}, "resize it to 48 x 48"),
     ({"image": (1, 2, 3)}, "give one number or (height, width)"),
     ({"image": 0}, "image is 0; give a whole number of at least 1"),
     ({"image": (224, -16)}, "image is -16; give a whole number of at least 1"),

@@ -232,7 +232,7 @@ def test_paths_are_dropped_more_often_the_deeper_they_are():
         ((2, 3, 12, 21), "image 12 x 21 is no multiple of patch 4; resize it to 12 x 20"),
         ((2, 1, 12, 20), "give floats of shape (batch, 3, height, width)"),
         ((3, 12, 20), "images are torch.float32 of shape (3, 12, 20)"),
-        ((2, 3, 2, 20), "resize it to 4 x 20"),
+        ((2, 3, 2, 20), "resize it to 12 x 20"),
     ],
 )
 def test_an_image_that_does_not_fit_is_answered_in_one_line(shape, answer):

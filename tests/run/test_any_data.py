@@ -1,9 +1,12 @@
 """Uneven, tiny and grey sets train with the recipe that is chosen for them."""
 
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from vitrail.errors import UserError
 from vitrail.run import run
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import read_recipe
@@ -67,6 +70,21 @@ def test_tensorboard_goes_on_with_a_run(digits, stop_at, monkeypatch, tmp_path):
     board = events.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     assert [one.step for one in board.Scalars("step/loss")] == [1, 5, 10, 15, 20, 25, 30]
+
+
+def test_without_tensorboard_nothing_is_begun_and_a_run_goes_on(
+    digits, stop_at, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
+    with pytest.raises(UserError, match="TensorBoard is not installed; pip install"):
+        digits(tensorboard=True)
+    assert not (tmp_path / "run").exists()
+    stop_at(7)
+    with pytest.raises(Stopped):
+        digits()
+    (tmp_path / "run" / "tensorboard").mkdir()
+    assert run.resume(tmp_path / "run", report=False).metrics["steps"] == 30
+    assert "the run goes on without its events" in capsys.readouterr().err
 
 
 def test_tensorboard_shows_what_the_journal_has(train, tmp_path):

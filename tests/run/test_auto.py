@@ -6,6 +6,7 @@ import pytest
 
 from vitrail.run import auto
 from vitrail.run.recipe import Recipe, build
+from vitrail.zoo.presets import preset
 
 CIFAR = auto.Facts(images=45_000, classes=10, side=32, channels=3, uneven=1.1)
 DIGITS = auto.Facts(images=1_400, classes=10, side=8, channels=1, uneven=1.1)
@@ -62,3 +63,53 @@ def test_uneven_classes_are_evened(uneven, weights, balanced):
 def test_a_named_model_looks_at_the_size_of_the_pictures():
     assert auto.choose(CIFAR, model="S/16").settings["vit"]["image"] == 32
     assert auto.choose(PHOTOS, model="S/16").settings["vit"]["image"] == 224
+
+
+@pytest.mark.parametrize("model", ["DINOv2-S/14", "SigLIP-B/16", "CLIP-B/16", "DINOv3-S/16"])
+def test_a_model_published_without_a_head_gets_one(model):
+    assert auto.choose(PHOTOS, model=model).settings["vit"]["head"] == "linear"
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 5, 9, 64, 500, 10**6])
+def test_a_batch_is_a_power_of_two_within_the_images(images):
+    batch = auto.batch_size(replace(TINY, images=images))
+    assert batch <= min(128, images) and batch.bit_count() == 1
+    assert 2 * batch > min(4, images)
+
+
+@pytest.mark.parametrize("side", [1, 3, 5, 6, 7, 9, 17, 29])
+def test_tiny_pictures_have_patches_enough(side):
+    assert build(Recipe, auto.choose(replace(DIGITS, side=side)).settings).vit.patches >= 9
+
+
+def line(choice, start):
+    return next((reason for reason in choice.reasons if reason.startswith(start)), "")
+
+
+def test_steps_say_how_often_an_image_is_seen():
+    choice = auto.choose(CIFAR, epochs=300, steps=704, batch=64)
+    assert "seen about 1.0 times" in line(choice, "model")
+    assert line(choice, "augmentation none") and not line(choice, "epochs")
+    assert choice.settings["train"]["epochs"] == 2  # a little over one pass
+
+
+def test_from_scratch_optimizer_batch_and_epochs_have_their_reasons():
+    choice = auto.choose(replace(CIFAR, uneven=5))
+    for start in ("optimizer muon, rate 0.01: ", "batch 128: at least 16 steps", "epochs 44: "):
+        assert line(choice, start)
+    assert line(choice, "class weights: the largest class is 5.0 times the smallest")
+    assert line(auto.choose(TINY), "batch 4: there are only 12 images")
+
+
+def test_a_fine_tuning_has_the_same_reasons():
+    vit = preset("S/16")
+    choice = auto.fine_tune(replace(PHOTOS, uneven=12), "S/16", vit, None, None)
+    told = ("augmentation light: ", "batch 32: ", "optimizer adamw, rate 0.0005: ")
+    for start in (*told, "balanced sampling: ", "epochs 22: fine-tuning needs few"):
+        assert line(choice, start)
+    assert line(auto.fine_tune(PHOTOS, "S/16", vit, None, 5), "epochs 5: asked for")
+
+
+def test_a_fine_tuning_by_the_clock_has_no_epochs():
+    choice = auto.fine_tune(PHOTOS, "S/16", preset("S/16"), None, 5, timed=True)
+    assert not line(choice, "epochs") and "epochs" not in choice.settings["train"]

@@ -218,6 +218,47 @@ def test_large_patches_on_small_images_are_refused(digits):
         digits(changes={"vit": {"patch": 4}})
 
 
+@pytest.mark.parametrize("train", [{"epochs": 5}, {"steps": 100}])
+@pytest.mark.parametrize("wish", [{"minutes": 2}, {"epochs": 3}])
+def test_two_lengths_are_refused(digits, train, wish):
+    told = rf"{next(iter(wish))} and train\.{next(iter(train))} both say how long"
+    with pytest.raises(UserError, match=told):
+        digits(changes={"train": train}, **wish)
+
+
+def test_minutes_win_over_the_length_of_a_recipe_file(tmp_path):
+    (tmp_path / "r.toml").write_text("[train]\nepochs = 7\nsteps = 100\nlr = 0.1")
+    assert run.asked_table(tmp_path / "r.toml", {}, 2, None) == {"train": {"lr": 0.1}}
+    flags = {"train": {"steps": 5}}
+    told = {"train": {"epochs": 7, "steps": 5, "lr": 0.1}}
+    assert run.asked_table(tmp_path / "r.toml", flags, None, None) == told
+
+
+@pytest.mark.parametrize(("every", "looks"), [(0, 1), (1, 2)])
+def test_validation_images_are_looked_at_as_often_as_asked(digits, every, looks):
+    done = digits(changes=merge(SMALL, {"train": {"evaluate_every": every}}))
+    lines = read_journal(done.folder / "journal.jsonl")
+    assert sum(line.get("val_accuracy") is not None for line in lines) == looks
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_weighted_first_loss_is_not_compared_with_guessing(photos, monkeypatch, capsys, weights):
+    monkeypatch.setattr("vitrail.training.loop.first_loss_hint", lambda loss, classes: "far off")
+    changes = merge(FEW, {"train": {"steps": 1, "class_weights": weights}})
+    run.train(photos, out=photos.parent / "run", changes=changes, report=False)
+    assert ("far off" in capsys.readouterr().err) is not weights
+
+
+def test_patches_are_dropped_of_the_images_that_are_shown(digits):
+    changes = {"view": {"size": 6}, "train": {"steps": 2, "drop_patches": 0.5}}
+    assert digits(changes=merge(SMALL, changes)).metrics["steps"] == 2
+
+
+def test_the_device_has_its_reason(digits):
+    done = digits(changes=merge(SMALL, {"train": {"steps": 1}}), device="cpu")
+    assert "# device cpu: asked for\n" in (done.folder / "recipe.toml").read_text()
+
+
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
 def test_a_time_that_is_none_is_answered(digits, minutes):
     with pytest.raises(UserError, match="give a number above 0"):

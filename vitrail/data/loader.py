@@ -21,6 +21,7 @@ from vitrail.data.workers import Note, Slot, ahead, default_workers, keep_freed_
 from vitrail.errors import Refused, UserError
 
 SMALL = 64  # pixels: up to here a whole batch is augmented at once, above each image by a worker
+TOLD = 20  # broken images that an error names
 ORDER, MIX = 1, 2  # what a random generator is for, so that no two are the same
 
 log = logging.getLogger(__name__)
@@ -101,10 +102,8 @@ class Loader:
         if broken and not self.config.skip_broken:
             self._kept.clear()  # who goes on all the same is told again
             self._items.clear()
-            images = "1 image" if len(broken) == 1 else f"{len(broken)} images"
             raise UserError(
-                f"{images} cannot be read: {'; '.join(broken.values())}; mend or remove them, "
-                f"or leave them out with --data.skip-broken"
+                f"{listed(broken)}; mend or remove them, or leave them out with --data.skip-broken"
             )
         if broken:
             log.warning(f"left out {len(broken)} of {len(self.source)} images: they are broken")
@@ -247,6 +246,15 @@ class Loader:
         return torch.from_numpy(self.source.labels[items]).to(self.device)
 
 
+def listed(broken: Broken) -> str:
+    """All broken images with the reasons, or as many as one line can tell."""
+    images = "1 image" if len(broken) == 1 else f"{len(broken):,} images"
+    whys = list(broken.values())
+    if (more := len(whys) - TOLD) > 0:
+        whys[TOLD:] = [f"and {more:,} more, which `vitrail check DATA --json` lists"]
+    return f"{images} cannot be read: {'; '.join(whys)}"
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """For work of a millisecond: to wait for a second thread takes longer on a busy machine."""
@@ -294,7 +302,9 @@ class Pictures:
         except Refused:
             raise
         except UserError as error:
-            raise UserError(f"{error}; mend it, or leave it out with --data.skip-broken") from error
+            raise UserError(
+                f"{error}; leave it out with --data.skip-broken, or put it back as it was"
+            ) from error
 
     def picture(self, pixels: NDArray[np.uint8], luck: augment.Luck) -> NDArray[np.uint8]:
         if self.settings is None:

@@ -152,7 +152,8 @@ class ViTConfig:
 def check_divides(height: int, width: int, patch: int) -> None:
     """Stops unless patches cover the image exactly."""
     if height % patch or width % patch:
-        fit = [max(patch, round(side / patch) * patch) for side in (height, width)]
+        # three a side at least: of fewer, attention has little to look at
+        fit = [max(3, round(side / patch)) * patch for side in (height, width)]
         raise UserError(
             f"image {height} x {width} is no multiple of patch {patch}; "
             f"resize it to {fit[0]} x {fit[1]}, or choose another patch"

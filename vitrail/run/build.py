@@ -12,7 +12,7 @@ from vitrail.data.loader import Loader
 from vitrail.data.source import Source
 from vitrail.errors import UserError
 from vitrail.model.attention import Attention
-from vitrail.model.config import ViTConfig
+from vitrail.model.config import ViTConfig, check_divides
 from vitrail.model.vit import ViT
 from vitrail.run.auto import Facts
 from vitrail.run.recipe import Recipe, plain
@@ -28,20 +28,22 @@ TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent
 
 def check_sense(recipe: Recipe, facts: Facts) -> None:
     """Refuses what cannot work, and says what would."""
-    vit = recipe.vit
-    if vit.patches < FEWEST:
-        better = max(1, min(vit.size) // 8)
+    vit, view = recipe.vit, recipe.view
+    if vit.head == "none":
+        raise UserError("a model with vit.head none tells no classes apart; take --vit.head linear")
+    check_divides(view.height, view.width, vit.patch)
+    if recipe.patches < FEWEST:
         raise UserError(
-            f"patches of {vit.patch} pixels leave {vit.patches} of an image of "
-            f"{vit.size[0]} x {vit.size[1]}, too few to learn from; take --vit.patch {better}"
+            f"patches of {vit.patch} pixels leave {recipe.patches} of an image of "
+            f"{view.height} x {view.width}, too few to learn from; take {more_patches(recipe)}"
         )
     if vit.classes != facts.classes:
         raise UserError(
             f"the model has {vit.classes} classes, the data {facts.classes}; leave vit.classes out"
         )
-    if recipe.view.channels != vit.channels:
+    if view.channels != vit.channels:
         raise UserError(
-            f"the model wants {vit.channels} channels and gets {recipe.view.channels}; "
+            f"the model wants {vit.channels} channels and gets {view.channels}; "
             f"set vit.channels and view.channels alike"
         )
     if recipe.train.batch > facts.images:
@@ -49,6 +51,18 @@ def check_sense(recipe: Recipe, facts: Facts) -> None:
             f"{facts.images} training images fill no batch of {recipe.train.batch}; "
             f"take --train.batch {2 ** int(math.log2(facts.images))} or less"
         )
+
+
+def more_patches(recipe: Recipe) -> str:
+    """A flag that leaves patches enough: about eight a side, where the pixels can be so divided."""
+    vit, view = recipe.vit, recipe.view
+    sides = (*vit.size, view.height, view.width)
+    side, common = min(sides), math.gcd(*sides)
+    if vit.stem != "patch" or side**2 < FEWEST:  # a ResNet has its patch, a speck has no patches
+        flag = "--vit.image" if vit.size == (view.height, view.width) else "--view.size"
+        return f"{flag} {8 * vit.patch}"
+    divisors = [n for n in range(1, common + 1) if common % n == 0]
+    return f"--vit.patch {min(divisors, key=lambda n: abs(n - side / 8))}"
 
 
 def pick_device(name: str, number: int = 0) -> torch.device:

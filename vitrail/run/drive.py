@@ -106,7 +106,7 @@ class Driver:
                 settings,
                 settings.steps,
                 start=done,
-                patches=self.recipe.vit.patches,
+                patches=self.recipe.patches,
                 class_weights=self.class_weights(),
                 together=self.together,
                 heard=heard,
@@ -133,7 +133,9 @@ class Driver:
         facts["epoch_steps"] += 1
         facts["epoch_right"] += step.right
         facts["epoch_images"] += step.images
-        if step.number == 1 and (hint := loop.first_loss_hint(step.loss, self.recipe.vit.classes)):
+        self.live.reach(step.number)
+        plain = step.number == 1 and not settings.class_weights  # weighted, it is far anyway
+        if plain and (hint := loop.first_loss_hint(step.loss, self.recipe.vit.classes)):
             self.live.say(hint)
         if step.number % settings.log_every and step.number not in (1, settings.steps):
             return

@@ -9,6 +9,12 @@ from typing import Any
 from vitrail import files
 from vitrail.errors import UserError
 
+NUMBERS = {  # of each kind of line, beside the step
+    "step": ("epoch", "loss", "lr", "images_per_s"),
+    "epoch": ("epoch", "seconds", "train_loss"),
+}
+WHERE_KNOWN = ("train_accuracy", "val_loss", "val_accuracy")
+
 
 class Journal:
     """Appends lines; given the step a run starts from, it first drops those past it."""
@@ -46,18 +52,27 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; a kill may have torn the last one."""
+    """All whole lines: a kill may have torn the last one, a disk any."""
     lines = []
     if path.exists():
         for text in read(path).splitlines():
             try:
                 line = json.loads(text)
             except (ValueError, RecursionError):
-                break
-            if not isinstance(line, dict) or not isinstance(line.get("step"), int):
-                break
-            lines.append(line)
+                continue
+            if whole(line):
+                lines.append(line)
     return lines
+
+
+def whole(line: Any) -> bool:
+    """Whether a line has the numbers that others read off it."""
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+        return False
+    needed = NUMBERS.get(str(line.get("kind")), ("kind",))
+    known = [line[name] for name in WHERE_KNOWN if line.get(name) is not None]
+    numbers = [line.get(name) for name in needed] + known
+    return all(isinstance(number, int | float) for number in numbers)
 
 
 def read(path: Path) -> bytes:
@@ -68,10 +83,15 @@ def read(path: Path) -> bytes:
 
 
 def board(folder: Path, start: int) -> Any:
+    return summary_writer()(str(folder), purge_step=start + 1)
+
+
+def summary_writer() -> Any:
+    """TensorBoard's class, or what to install."""
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError as error:
         raise UserError(
             "TensorBoard is not installed; pip install 'vitrail[tensorboard]'"
         ) from error
-    return SummaryWriter(str(folder), purge_step=start + 1)
+    return SummaryWriter

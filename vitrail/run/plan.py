@@ -13,7 +13,7 @@ from vitrail.data.source import Split, indices
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import logits
 from vitrail.run import auto
-from vitrail.run.live import Live
+from vitrail.run.live import Live, duration
 from vitrail.run.recipe import Recipe
 from vitrail.training import loop
 from vitrail.training.config import TrainConfig
@@ -56,7 +56,8 @@ def plan(
         return recipe
     counts = {split: len(indices(loader.source, split)) for split in SPLITS}
     # a step costs three forwards; counted, not timed, so that the same command gives the same run
-    every = max(settings.evaluate_every, math.ceil(counts["val"] / (3 * counts["train"]) / LOOKING))
+    seldom = max(1, math.ceil(counts["val"] / (3 * counts["train"]) / LOOKING))
+    every = settings.evaluate_every or seldom
     step = timing.step + timing.image * counts["val"] / (every * loader.steps)
     # at the end the best weights see validation and test images once more
     after = timing.image * (counts["val"] + counts["test"]) + ENDING
@@ -82,7 +83,7 @@ def measure(
     recipe: Recipe, loader: Loader, learner: Learner, seconds: float, together: Together
 ) -> Timing:
     """Times steps on a copy, so that the training itself has not begun."""
-    settings, patches = recipe.train, recipe.vit.patches
+    settings, patches = recipe.train, recipe.patches
     trial = copy.deepcopy(learner)
     every = replace(settings, drop_patches=0.0)
     whole = seconds_per_step(trial, loader, every, patches, seconds, together)
@@ -134,9 +135,3 @@ def paced(steps: Iterator[object], seconds: float, enough: list[int]) -> float:
         if sum(times) >= seconds and len(times) >= 3:
             enough.append(len(times))  # ends the steps, of all processes at once
     return statistics.median(times)
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -35,6 +35,11 @@ class Recipe:
         for path in (self.source, self.weights):
             files.check_text(path)
 
+    @property
+    def patches(self) -> int:
+        """How many the model is shown of an image; `vit.patches` are those of `vit.image`."""
+        return (self.view.height // self.vit.patch) * (self.view.width // self.vit.patch)
+
 
 SECTIONS: dict[str, type] = {
     "vit": ViTConfig,

@@ -16,7 +16,7 @@ from vitrail.data.source import Source, Split, indices
 from vitrail.evaluation import metrics
 from vitrail.model.cost import parameters
 from vitrail.run.gallery import DETAILED, EACH, Album, Card, Cell, cells, in_turn
-from vitrail.run.plan import duration
+from vitrail.run.live import duration
 from vitrail.run.predictions import Predictions, Seen
 from vitrail.run.recipe import write_toml
 from vitrail.run.record import RECIPE, REPORT, Record
@@ -214,6 +214,7 @@ def matrices(answers: Predictions, album: Album, drawn: dict[str, Drawing]) -> l
                 "rate": percent(seen.accuracy),
                 "wrong": int((~seen.right).sum()),
                 "panels": panels,
+                "lacking": len(found[split]) - len(panels),
                 "rows": rows(split, answers, {one["anchor"] for one in panels}) if small else [],
                 "pairs": []
                 if small
@@ -332,8 +333,12 @@ def origin(record: Record, answers: Predictions | None) -> list[tuple[str, str]]
 
 def command(record: Record) -> str:
     """What repeats the run, as a shell reads it."""
-    recipe, out = record.folder / RECIPE, f"{record.folder}-again"
-    return f"vitrail train --recipe {shlex.quote(str(recipe))} --out {shlex.quote(out)}"
+    folder = record.folder.resolve()
+    recipe, out = shlex.quote(str(folder / RECIPE)), shlex.quote(f"{folder}-again")
+    made = record.predictions.facts.get("made", {}) if record.predictions else {}
+    together = made.get("processes", 1)
+    start = f"torchrun --nproc-per-node {together} -m vitrail" if together > 1 else "vitrail"
+    return f"{start} train --recipe {recipe} --out {out}"
 
 
 def shrunk(png: bytes) -> str:

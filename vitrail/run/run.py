@@ -24,7 +24,7 @@ from vitrail.model.vit import ViT
 from vitrail.run import auto, predictions
 from vitrail.run.build import check_sense, make_learner, make_loader, pick_device, weights_for
 from vitrail.run.drive import FRESH, Driver, OnEpoch
-from vitrail.run.journal import Journal
+from vitrail.run.journal import Journal, summary_writer
 from vitrail.run.live import Live
 from vitrail.run.plan import plan
 from vitrail.run.predictions import Predictions, Seen, ask_together
@@ -44,6 +44,7 @@ from vitrail.run.record import (
     METRICS,
     MODEL,
     RECIPE,
+    REPORT,
     asked_instead,
     read_metrics,
     read_reasons,
@@ -135,8 +136,11 @@ def train(
     """
     began = time.monotonic() if began is None else began
     asked = build(Wishes, wishes)
-    table = merge(read_recipe(recipe) if recipe else {}, changes or {})
-    data = str(data or table.get("source", ""))
+    table = asked_table(recipe, changes or {}, asked.minutes, asked.epochs)
+    if isinstance(data, Path):  # a folder is meant, whatever built-in set has its name
+        data = str(files.expanded(data).absolute())
+    data = data or table.get("source", "")
+    out = None if out is None else files.expanded(out)
     if not data:
         raise UserError("no data was given; give a folder, a table, or a name such as digits")
     show = Showing(
@@ -145,6 +149,10 @@ def train(
     with joined(timeout) as together:
         show = show.by(together)
         live = Live(quiet=show.quiet)
+        if tensorboard and together.first:
+            summary_writer()  # not installed, it is told before anything is written
+        if together.first and out is not None and not began_here(out, together):
+            check_free(out)
         source = opened(data, columns_of(table), together)
         earlier = together.tell(begun(out, source, together))
         if earlier and together.tell((Path(earlier) / RECIPE).is_file()):
@@ -152,10 +160,11 @@ def train(
         place = pick_device(asked.device, together.local)
         settings, reasons, folder = Recipe(), [""], Path()
         if together.first:
-            settings, reasons = design(source, data, table, asked, place, live, together.world)
+            settings, reasons = design(source, data, table, asked, place, together.world)
             folder = Path(earlier) if earlier else fresh_run(out, source)
         settings, folder = agreed(settings, together), Path(together.tell(str(folder)))
         with owned(folder, together):
+            live.say("\n  ".join(reasons))
             try:
                 if together.first:
                     claim(folder, together.launch)
@@ -166,7 +175,8 @@ def train(
                 planned = plan(settings, loader, learner, asked.minutes, began, live, together)
                 settings = agreed(planned, together)
                 if together.first:
-                    files.write(folder / DATA, facts["data"])
+                    dated = fingerprint(source, dates=True)
+                    files.write(folder / DATA, f"{facts['data']}\n{dated}")
                     files.write(folder / RECIPE, with_reasons(reasons, write_toml(settings)))
             except BaseException:
                 if together.first:
@@ -193,7 +203,7 @@ def resume(
     """
     show = Showing(quiet=quiet, report=report, test=test, on_epoch=on_epoch)
     with joined(timeout) as together:
-        return go_on(Path(folder), device, show.by(together), together, skip_broken)
+        return go_on(files.expanded(folder), device, show.by(together), together, skip_broken)
 
 
 def go_on(
@@ -207,7 +217,9 @@ def go_on(
         metrics = together.tell(read_metrics(folder) if together.first else None)
         if metrics is not None:
             live.say(f"{folder} is finished")
-            return Run(folder=folder, metrics=metrics, first=together.first)
+            done = Run(folder=folder, metrics=metrics, first=together.first)
+            missing = show.report and not (folder / REPORT).is_file()
+            return told(done, None, live) if missing else done
         settings = Recipe()
         if together.first:
             files.sweep(folder, RECIPE, JOURNAL, MODEL, METRICS, predictions.FILE)
@@ -221,7 +233,7 @@ def go_on(
         facts = {**FRESH, "data": same_data(source, together)}
         saved = state.load(folder / "state") if together.first else None
         if together.first:
-            check_data(folder, settings, len(source.classes), facts["data"], saved)
+            check_data(folder, settings, source, facts["data"], saved, live)
         if saved is not None:
             for warning in saved.warnings:
                 live.say(warning)
@@ -238,10 +250,40 @@ def go_on(
         if together.first and skip_broken:
             reasons = read_reasons(folder / RECIPE)
             files.write(folder / RECIPE, with_reasons(reasons, write_toml(settings)))
-        show = replace(show, tensorboard=show.tensorboard or (folder / "tensorboard").is_dir())
+        show = replace(show, tensorboard=together.first and goes_on_board(folder, show, live))
         live.say(f"run {folder}: going on from step {facts['step']} of {settings.train.steps}")
         loader.prepare("train", *show.judged)
         return go(folder, settings, loader, learner, facts, show, together)
+
+
+def goes_on_board(folder: Path, show: Showing, live: Live) -> bool:
+    """Whether a run writes TensorBoard's events further; without TensorBoard it goes on too."""
+    if not show.tensorboard and not (folder / "tensorboard").is_dir():
+        return False
+    try:
+        summary_writer()
+    except UserError as error:
+        live.say(f"{error}; the run goes on without its events")
+        return False
+    return True
+
+
+def asked_table(
+    recipe: str | Path | None,
+    changes: Mapping[str, Any],
+    minutes: float | None,
+    epochs: int | None,
+) -> dict[str, Any]:
+    """What a recipe file and flags set; minutes or epochs win over how long the file says."""
+    check(Recipe, changes)
+    table = read_recipe(recipe) if recipe else {}
+    if minutes is not None or epochs is not None:
+        for name in ("epochs", "steps"):
+            if changes.get("train", {}).get(name):
+                flag = "minutes" if epochs is None else "epochs"
+                raise UserError(f"{flag} and train.{name} both say how long; give one of them")
+            table.get("train", {}).pop(name, None)
+    return merge(table, changes)
 
 
 def opened(data: str, columns: Columns, together: Together) -> Source:
@@ -267,14 +309,15 @@ def agreed(recipe: Recipe, together: Together) -> Recipe:
     return recipe if together.world == 1 else build(Recipe, together.tell(plain(recipe)))
 
 
-def begun(out: str | Path | None, source: Source, together: Together) -> str:
+def begun(out: Path | None, source: Source, together: Together) -> str:
     """The run folder that an earlier attempt of the same torchrun began; empty if none did."""
-    folders = [Path(out)] if out else Path("runs").glob(f"{glob.escape(source.name)}-*")
-    for folder in folders:
-        mark = folder / LAUNCH
-        if together.launch and mark.is_file() and mark.read_text() == together.launch:
-            return str(folder)
-    return ""
+    folders = [out] if out else Path("runs").glob(f"{glob.escape(source.name)}-*")
+    return next((str(folder) for folder in folders if began_here(folder, together)), "")
+
+
+def began_here(folder: Path, together: Together) -> bool:
+    mark = folder / LAUNCH
+    return bool(together.launch) and mark.is_file() and mark.read_text() == together.launch
 
 
 @contextmanager
@@ -290,21 +333,20 @@ def design(
     table: Mapping[str, Any],
     asked: Wishes,
     place: torch.device,
-    live: Live,
     processes: int = 1,
 ) -> tuple[Recipe, list[str]]:
     """The whole recipe, chosen from the data, changed by recipe file and flags; and why."""
     check(Recipe, table)
     facts = auto.look(source)
     reasons = [f"{source.name}: {facts}"]
+    there = "there is no GPU" if place.type == "cpu" else "there is one"
+    reasons.append(f"device {place.type}: {there if asked.device == 'auto' else 'asked for'}")
     given = dict(table.get("train", {}))
     if asked.seed is not None:
         given["seed"] = asked.seed
     if asked.epochs is not None:
-        given |= {"epochs": asked.epochs, "steps": 0}
-    if asked.minutes is not None:
-        given["steps"] = 0
-    epochs = None if asked.minutes else given.get("epochs")
+        given["epochs"] = asked.epochs
+    epochs, steps = given.get("epochs"), given.get("steps", 0)
     changes = {**table, "train": given}
     weights = str(asked.weights or table.get("weights", ""))
     if weights and asked.model:
@@ -312,7 +354,8 @@ def design(
     if weights:
         loaded = weights_for(facts, weights, table)
         name = loaded.facts.get("name") or Path(weights).name
-        choice = auto.fine_tune(facts, name, loaded.model.config, loaded.view, epochs)
+        timed = asked.minutes is not None or steps > 0
+        choice = auto.fine_tune(facts, name, loaded.model.config, loaded.view, epochs, timed)
         changes["weights"] = str(Path(weights).resolve()) if Path(weights).exists() else weights
         choice.settings["weights"] = changes["weights"]
     else:
@@ -322,13 +365,14 @@ def design(
             model=model,
             minutes=asked.minutes,
             epochs=epochs,
+            steps=steps,
+            batch=given.get("batch"),
             device=place.type,
             processes=processes,
         )
     if instead := asked_instead(choice.settings, changes):
         choice.reasons.append(f"asked for: {', '.join(instead)}")
     reasons += choice.reasons
-    live.say("\n  ".join(reasons))
     settings = merge(choice.settings, changes)
     settings["source"] = address(data)
     if "size" not in table.get("view", {}):
@@ -338,18 +382,22 @@ def design(
     return made, reasons
 
 
-def fresh_run(out: str | Path | None, source: Source) -> Path:
-    """A new run folder outside of the data; of one that holds a run, how to go on."""
-    if out is not None and (Path(out) / RECIPE).exists():
+def check_free(out: Path) -> None:
+    """Refuses a folder in which something lies; of a run, says how to go on."""
+    if (out / RECIPE).exists():
         raise UserError(
             f"{out} holds a run; go on with `vitrail resume {out}`, or choose another --out"
         )
+    if not never_began(out):
+        files.check_empty(out)
+
+
+def fresh_run(out: Path | None, source: Source) -> Path:
+    """A new run folder outside of the data."""
     usual = Path("runs") / source.name
     files.check_text(out or usual)
-    keep_out(source, Path(out or usual), "--out")
-    if out is not None and never_began(Path(out)):
-        return Path(out)
-    return files.fresh_folder(out, usual)
+    keep_out(source, out or usual, "--out")
+    return out if out is not None and never_began(out) else files.fresh_folder(out, usual)
 
 
 def never_began(folder: Path) -> bool:
@@ -370,18 +418,26 @@ def claim(folder: Path, launch: str) -> None:
 
 
 def check_data(
-    folder: Path, recipe: Recipe, classes: int, now: str, saved: state.State | None
+    folder: Path, recipe: Recipe, source: Source, now: str, saved: state.State | None, live: Live
 ) -> None:
-    """Stops unless the data has the checksum that it had when the run began."""
-    then = now  # older versions wrote it down with the first state only
+    """Stops unless the data has the checksum that it had when the run began.
+
+    An edit that leaves sizes alone shows in the dates only, but so does a copy: that is just said.
+    """
+    then, dated = now, ""  # older versions wrote them down with the first state only, or not at all
+    if (folder / DATA).is_file():
+        then, _, dated = (folder / DATA).read_text(errors="replace").partition("\n")
     if saved is not None:
         then = saved.facts["data"]
-    elif (folder / DATA).is_file():
-        then = (folder / DATA).read_text(errors="replace")
-    if then != now or classes != recipe.vit.classes:
+    if then != now or len(source.classes) != recipe.vit.classes:
         raise UserError(
             f"{recipe.source} is not the data this run began with: images were added, "
             f"removed, renamed or changed; put them back, or start a new run"
+        )
+    if dated and dated != fingerprint(source, dates=True):
+        live.say(
+            f"files of {recipe.source} were written or copied since this run began; "
+            f"if images were changed, it no longer is the same run"
         )
 
 
@@ -442,11 +498,11 @@ def holds_model(folder: Path) -> bool:
     return True
 
 
-def told(done: Run, loader: Loader, live: Live) -> Run:
+def told(done: Run, loader: Loader | None, live: Live) -> Run:
     """Makes the page of a finished run; whatever goes wrong with it, the run stays finished."""
     from vitrail.run.report import make
 
-    live.say("finished; making the report")
+    live.say("making the report")
     try:
         make(done.folder, loader)
     except Exception as error:
@@ -513,10 +569,10 @@ def judge(
         "seconds": round(facts["seconds"], 1),
         **scores,
     }
+    made = predictions.made()
     ending = {**about, "best": kept["best"], "temperature": temperature, "metrics": scores}
-    save_model(folder / MODEL, model, ending)
-    origin = predictions.about(loader.source, facts["data"], seen, temperature)
-    origin["made"] = predictions.made()
+    save_model(folder / MODEL, model, {**ending, "made": made})
+    origin = predictions.about(loader.source, facts["data"], seen, temperature) | {"made": made}
     predictions.keep(folder, Predictions(splits=seen, facts=origin))
     files.write(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
     return Run(folder=folder, metrics=together.tell(metrics))

@@ -14,7 +14,7 @@ WHOLE = {  # field: the least it may be
     "steps": 0,
     "batch": 1,
     "accumulate": 1,
-    "evaluate_every": 1,
+    "evaluate_every": 0,
     "patience": 0,
     "save_every": 1,
     "log_every": 1,
@@ -52,7 +52,7 @@ class TrainConfig:
     drop_patches: float = 0.0  # part of the patches left out, others for each image and step
     drop_until: float = 0.7  # part of all steps in which patches are left out
     class_weights: bool = False  # let rare classes count more in the loss
-    evaluate_every: int = 1  # epochs between two looks at the validation images
+    evaluate_every: int = 0  # epochs between two looks at validation images; 0 keeps them cheap
     patience: int = 0  # epochs without a better validation score before stopping; 0 never stops
     precision: Precision = "auto"  # auto: float32 on a CPU, bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile: a minute of waiting, then faster steps on a GPU
