@@ -3,10 +3,12 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -41,6 +43,12 @@ def check(*arguments):
     except SystemExit as ended:
         return ended.code
     return 0
+
+
+def npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
 
 
 def listing(folder):
@@ -185,6 +193,23 @@ def test_a_sheet_by_another_name_is_refused(fine, tmp_path):
 def test_fewer_than_no_workers_are_refused(fine):
     with pytest.raises(SystemExit, match="workers is -1"):
         main(["check", str(fine), "--workers", "-1"])
+
+
+def test_one_image_of_four_channels_does_not_decide_on_the_model(fine, tmp_path, capsys):
+    for split in ("train", "val"):
+        shutil.copytree(fine, tmp_path / "x" / split)
+    put(tmp_path / "x" / "train" / "a" / "odd.npy", npy(np.zeros((90, 120, 4), np.uint8)))
+    flags = ("--data.skip-broken", "--json", "--out", tmp_path / "page.html")
+    assert check(tmp_path / "x", *flags) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["broken"] == [{"path": "train/a/odd.npy", "why": "4 channels; wanted 3"}]
+    assert told["plan"]["settings"]["vit"]["channels"] == 3
+
+
+def test_a_folder_whose_path_is_no_text_ends_with_one_as_in_training(fine, tmp_path, capsys):
+    folder = fine.rename(tmp_path / "\udcff")
+    assert "is no UTF-8 text; rename it" in check(folder, "--json")
+    assert "is no UTF-8 text" in json.loads(capsys.readouterr().out)["plan"]["error"]
 
 
 def test_tar_shards_are_examined(tmp_path, capsys):

@@ -15,6 +15,8 @@ from vitrail.data.source import Item
 class Fake:
     """Images of three classes; every fifth is for validation, every seventh for the test."""
 
+    path = None
+
     def __init__(self, contents: Sequence[bytes | np.ndarray], classes: int = 3):
         self.name, self.contents = "fake", list(contents)
         self.classes = tuple(f"class {k}" for k in range(classes))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.data.bad import HOSTILE, NAMES, bad_folder, put
 from tests.data.fakes import Fake, arrays, encoded, photo, photos
-from tests.data.samples import class_folders
+from tests.data.samples import class_folders, tar
 from vitrail.data import check_page
 from vitrail.data.check import examine
 from vitrail.data.check_page import GROUPS, page
@@ -21,13 +21,7 @@ from vitrail.data.loader import Loader
 from vitrail.data.preview import few, one_of_each, preview
 from vitrail.data.source import indices, open_data
 from vitrail.errors import UserError
-
-
-class Held(Fake):
-    """A set that holds its pixels and comes from no folder."""
-
-    path = None
-
+from vitrail.run.auto import look
 
 PLAN = {"settings": {"train": {"lr": 0.01}}, "reasons": ["batch 4: <few> images"]}
 
@@ -104,6 +98,17 @@ def test_odd_files_are_noticed(seen, trait, files):
     assert names(seen, seen.items(trait)) == files
 
 
+def test_a_wrong_ending_inside_a_shard_is_noticed(tmp_path):
+    members = {}
+    for number in range(12):
+        kind = "GIF" if number == 7 else "JPEG"
+        members[f"{number:04}.jpg"] = encoded(photo(number), kind)
+        members[f"{number:04}.cls"] = str(number % 2).encode()
+    tar(tmp_path / "x" / "0.tar", members)
+    seen = examine(open_data(tmp_path / "x"), workers=0)
+    assert names(seen, seen.items("misnamed")) == {"0.tar:0007"}
+
+
 def test_names_with_blanks_accents_and_line_ends_are_read(seen):
     assert set(NAMES) <= names(seen, seen.items("read"))
 
@@ -136,6 +141,20 @@ def test_a_wrong_number_of_channels_is_broken():
     contents = [*arrays(5, channels=5), *arrays(1, channels=4), *arrays(1, channels=3)]
     seen = examine(Fake(contents), workers=0)
     assert seen.broken == {5: "4 channels; wanted 5", 6: "3 channels; wanted 5"}
+
+
+def test_the_channels_wanted_are_those_that_training_chooses():
+    for colours in (arrays(40, channels=3), arrays(100, channels=1) + arrays(1, channels=3)):
+        source = Fake([*arrays(3, channels=4), *colours])
+        channels, seen = look(source).channels, examine(source, workers=0)
+        loader = Loader(
+            source, Preprocess(size=8, channels=channels), DataConfig(workers=0), progress=False
+        )
+        with pytest.raises(UserError, match=r"^3 images cannot be read") as error:
+            loader.prepare()
+        for item, why in seen.broken.items():
+            assert f"{source.ids[item]}: {why}" in str(error.value)
+        assert list(seen.broken) == [0, 1, 2]
 
 
 def test_workers_change_nothing(bad):
@@ -260,7 +279,7 @@ def test_splits_too_small_to_score_on_are_told(tmp_path):
 
 
 def test_a_sound_set_has_no_findings():
-    assert judge(examine(Held(arrays(600, 8)), workers=0)).findings == []
+    assert judge(examine(Fake(arrays(600, 8)), workers=0)).findings == []
 
 
 @pytest.mark.parametrize(
@@ -359,7 +378,7 @@ def test_a_plan_that_fails_is_told(judged):
 
 def test_many_copies_do_not_make_the_page_long():
     contents = [content for content in arrays(100, 8) for _ in range(2)]
-    judged = judge(examine(Held(contents, classes=1), workers=0))
+    judged = judge(examine(Fake(contents, classes=1), workers=0))
     assert len(finding(judged, "Leaks").groups) + len(finding(judged, "Copies").groups) >= 100
     pictures = Reader(page(judged, PLAN, progress=False)).all("img")
     assert len(pictures) <= 2 * 2 * GROUPS + check_page.SAMPLES
@@ -367,7 +386,7 @@ def test_many_copies_do_not_make_the_page_long():
 
 def test_many_copies_of_one_picture_are_counted_instead_of_shown():
     contents = [*arrays(1, 8) * 40, *arrays(20, 9)]
-    judged = judge(examine(Held(contents, classes=1), workers=0))
+    judged = judge(examine(Fake(contents, classes=1), workers=0))
     html = page(judged, PLAN, progress=False)
     (group,) = finding(judged, "Leaks").groups
     assert f"and {len(group.items) - check_page.COPIES} more like these" in html
@@ -375,7 +394,7 @@ def test_many_copies_of_one_picture_are_counted_instead_of_shown():
 
 
 def test_many_classes_do_not_make_the_page_long():
-    judged = judge(examine(Held(arrays(400, 8), classes=200), workers=0))
+    judged = judge(examine(Fake(arrays(400, 8), classes=200), workers=0))
     html = page(judged, PLAN, progress=False)
     assert len(Reader(html).all("img")) <= check_page.SAMPLED * check_page.SAMPLES
     assert "140 classes between these" in html

@@ -254,6 +254,13 @@ def test_white_of_every_array_type_is_255():
     assert load_image(np.array([[True, False]]), 1).ravel().tolist() == [255, 0]
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32, bool])
+def test_the_pixels_of_any_array_lie_row_by_row(kind):
+    values = (np.random.default_rng(0).random((6, 5, 4)) > 0.5).astype(kind)
+    pixels = load_image(npy(np.asfortranarray(values)), 4)
+    assert pixels.data.c_contiguous and np.array_equal(pixels, load_image(npy(values), 4))
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

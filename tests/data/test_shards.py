@@ -144,11 +144,33 @@ def test_members_that_are_neither_image_nor_label_do_not_matter(tmp_path):
     assert len(open_data(tmp_path / "x")) == 20
 
 
-def test_a_name_with_dots_in_front_reaches_nothing_outside(tmp_path):
-    members = pairs(0, 20) | {"../../up.png": encoded(70), "../../up.cls": b"1"}
+def test_a_name_with_dots_in_front_is_only_a_name(tmp_path):
+    (tmp_path / "up.png").write_bytes(b"outside")
+    members = pairs(0, 20) | {"../up.png": encoded(70), "../up.cls": b"1"}
     tar(tmp_path / "x" / "0.tar", members)
-    open_data(tmp_path / "x")
-    assert not list(tmp_path.rglob("up.png"))
+    source = open_data(tmp_path / "x")
+    assert source.ids[20] == "0.tar:../up" and source[20].content == encoded(70)
+
+
+def test_images_whose_key_has_a_dot_are_left_out_by_name(tmp_path):
+    tar(tmp_path / "x" / "0.tar", pairs(0, 20) | {"a/b.v2.JPG": b"x", "a/b.v2.cls": b"1"})
+    for _ in range(2):  # from the tar file, then from the index that was kept
+        assert list(open_data(tmp_path / "x").ignored) == ["0.tar:a/b.v2.JPG"]
+
+
+def test_the_ending_of_a_name_is_kept(tmp_path):
+    tar(tmp_path / "x" / "0.tar", pairs(0, 20) | {"a.JPG": encoded(90), "a.cls": b"1"})
+    for _ in range(2):
+        source = open_data(tmp_path / "x")
+        assert (source[0].suffix, source[20].suffix) == (".png", ".jpg")
+
+
+def test_an_index_of_another_layout_is_made_anew(folder, monkeypatch):
+    open_data(folder)
+    read, again = module.read_index, []
+    monkeypatch.setattr(module, "LAYOUT", 0)
+    monkeypatch.setattr(module, "read_index", lambda shard: again.append(shard) or read(shard))
+    assert len(open_data(folder)) == 60 and len(again) == 3
 
 
 @pytest.mark.parametrize(
@@ -174,6 +196,19 @@ def test_a_truncated_shard_is_an_error(folder):
     for cut in (end - 1, end // 2, end // 2 + 700, 100, 0):
         (folder / "001.tar").write_bytes(whole[:cut])
         assert "001.tar" in why(folder)
+
+
+def test_a_shard_cut_between_two_images_is_truncated(folder):
+    path = folder / "001.tar"
+    with tarfile.open(path) as archive:
+        pair = archive.getmembers()[20].offset
+        end = archive.offset
+    whole = path.read_bytes()
+    for cut in (pair, end, end + 100):
+        path.write_bytes(whole[:cut])
+        assert "001.tar: truncated" in why(folder)
+    path.write_bytes(whole[: end + tarfile.BLOCKSIZE])
+    assert len(open_data(folder)) == 60
 
 
 def test_a_damaged_header_in_the_middle_is_no_end(folder):

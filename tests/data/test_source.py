@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.samples import class_folders, write
 from vitrail.data.progress import bar
-from vitrail.data.source import fingerprint, indices, open_data
+from vitrail.data.source import address, fingerprint, indices, open_data
 from vitrail.errors import UserError
 
 
@@ -49,6 +49,17 @@ def test_names_that_no_disk_can_hold_are_errors():
 def test_a_home_folder_may_be_written_with_a_tilde(pets, monkeypatch):
     monkeypatch.setenv("HOME", str(pets.parent))
     assert len(open_data("~/pets")) == 40
+
+
+def test_a_tilde_before_no_user_is_a_letter_like_others(pets, monkeypatch):
+    assert "there is no '~nobody-of-this-name/pets'" in why("~nobody-of-this-name/pets")
+    rows = "".join(
+        f"{name}/{number}.png,{name}\n" for name in ("cat", "dog") for number in range(9)
+    )
+    (pets / "~backup.csv").write_text(f"path,label\n{rows}")
+    monkeypatch.chdir(pets)
+    assert len(open_data("~backup.csv")) == 18
+    assert address("~backup.csv") == str(pets / "~backup.csv")
 
 
 def test_indices_are_the_positions_of_a_split(pets):

@@ -1,7 +1,5 @@
 """One look at every image of a data set: what can be read, what it is, and what it resembles."""
 
-import os
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +19,10 @@ from vitrail.data.image import (
     open_image,
     orientation,
     quiet,
+    usual,
 )
 from vitrail.data.progress import bar
-from vitrail.data.source import Source
+from vitrail.data.source import Source, sample
 from vitrail.data.split import digest
 from vitrail.data.workers import Note, Slot, ahead, default_workers
 from vitrail.errors import Refused, UserError
@@ -91,7 +90,8 @@ def examine(source: Source, *, workers: int | None = None, progress: bool = True
             for channels, sum in seen.sums.items():
                 sums[channels] = sums.get(channels, 0) + sum
             advance(len(chunk))
-    wanted = usual(rows)
+    some = rows["channels"][sample(source)]  # training looks at these to choose its model
+    wanted = usual(some.tolist() if some.any() else rows["channels"].tolist())
     for item in np.flatnonzero(misfits(rows, wanted)).tolist():
         have = int(rows["channels"][item])
         broken[item] = f"{have} channel{'s' * (have > 1)}; wanted {wanted}"
@@ -99,17 +99,9 @@ def examine(source: Source, *, workers: int | None = None, progress: bool = True
     return Examination(source, rows, dict(sorted(broken.items())), mean, std)
 
 
-def usual(rows: Rows) -> int:
-    """The number of channels that most images have; grey ones can become colour."""
-    counts: Counter[int] = Counter(rows["channels"][rows["channels"] > 0].tolist())
-    grey = counts.pop(1, 0) if counts[3] else 0
-    counts[3] += grey
-    return max(counts, key=lambda channels: counts[channels])
-
-
 def misfits(rows: Rows, wanted: int) -> NDArray[np.bool_]:
     """Images whose channels cannot be made into the wanted ones."""
-    fits = np.isin(rows["channels"], [0, wanted, *([1] if wanted == 3 else [])])
+    fits = np.isin(rows["channels"], [0, wanted, *([1, 3] if wanted in (1, 3) else [])])
     apart: NDArray[np.bool_] = ~fits
     return apart
 
@@ -156,15 +148,15 @@ class Look:
 
     def look(self, item: int) -> tuple[tuple[Any, ...], NDArray[np.float64]]:
         """One row, and what the image adds to the sums."""
-        content = self.source[item].content
+        found = self.source[item]
+        content = found.content
         pixels = load_image(content, None)
         height, width, channels = pixels.shape
         if isinstance(content, np.ndarray):
             kind, traits = "pixels", {"read"}
         else:
             kind, traits = kind_of(content) or "", {"read", *odd(content)}
-            suffix = os.path.splitext(self.source.ids[item])[1].lower()
-            if SUFFIXES.get(suffix, kind) != kind:
+            if SUFFIXES.get(found.suffix, kind) != kind:
                 traits.add("misnamed")
         own, look = number(digest(content)), 0
         image = picture(pixels)

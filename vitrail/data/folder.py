@@ -46,7 +46,8 @@ class Files:
         content = read_file(os.path.join(self.root, name))
         if len(content) != size:
             raise UserError(f"changed since it was listed: {len(content)} bytes instead of {size}")
-        return Item(content, int(self.labels[index]), name)
+        suffix = os.path.splitext(name)[1].lower()
+        return Item(content, int(self.labels[index]), name, suffix)
 
 
 @dataclass

@@ -6,7 +6,8 @@ import os
 import stat
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -73,7 +74,7 @@ _warnings = threading.Lock()  # Python's filters belong to the process, not to a
 
 
 def load_image(
-    content: bytes | str | Path | np.ndarray | Image.Image,
+    content: bytes | bytearray | memoryview | str | Path | np.ndarray | Image.Image,
     channels: int | None = 3,
     *,
     max_bytes: int = MAX_BYTES,
@@ -84,11 +85,22 @@ def load_image(
     Reads the first frame of JPEG, PNG, WebP, GIF, BMP and TIFF, whatever the name says, upright and
     on white where it is transparent. `channels` 1 makes colour grey (ITU-R 601), 3 repeats grey,
     None keeps 1 or 3 as it is. Any other number of channels comes from `.npy` files and arrays of
-    height x width x channels: uint8, bool, uint16 (65535 is white) or floats from 0 to 1.
+    height x width x channels: uint8, bool, uint16 (65535 is white) or floats from 0 to 1. Where
+    1 or 3 are wanted, arrays of 2 or 4 are grey or colour with transparency, like such files.
     The error says why in a few words, without the name of the file.
     """
     if isinstance(content, np.ndarray):
-        return fit(from_array(content, max_pixels), channels)
+        pixels = from_array(content, max_pixels)
+        if pixels.shape[2] in (2, 4) and channels in (1, 3):
+            pixels = from_pil(Image.fromarray(pixels))
+        return fit(pixels, channels)
+    if isinstance(content, bytearray | memoryview):
+        content = bytes(content)
+    if not isinstance(content, bytes | str | Path | Image.Image):
+        raise UserError(
+            f"a {type(content).__name__} is no image; give a path, bytes, a PIL image, "
+            f"or a NumPy array of height x width x channels"
+        )
     try:
         if isinstance(content, Image.Image):
             check_pixels(*content.size, max_pixels)
@@ -331,6 +343,7 @@ def to_bytes(values: np.ndarray) -> Pixels:
     """A copy as uint8, where the type's white becomes 255."""
     if values.dtype == np.uint8:
         return np.array(values, order="C")
+    values = np.ascontiguousarray(values)
     if values.dtype == bool:
         return np.where(values, np.uint8(255), np.uint8(0))
     if values.dtype.kind == "u":
@@ -350,6 +363,17 @@ def fit(pixels: Pixels, channels: int | None) -> Pixels:
     if have == 3 and channels == 1:
         return np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
     raise UserError(f"{have} channel{'s' * (have > 1)}; wanted {channels}")
+
+
+def usual(channels: Iterable[int]) -> int:
+    """The number of channels that most images have, grey ones counting as colour beside colour.
+
+    Images that could not be read have 0, and do not count.
+    """
+    counts = Counter(number for number in channels if number)
+    if counts[3]:
+        counts[3] += counts.pop(1, 0)
+    return max(counts, key=lambda number: counts[number], default=3)
 
 
 def check_bytes(size: int, limit: int) -> None:

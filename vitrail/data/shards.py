@@ -25,6 +25,8 @@ from vitrail.data.split import SPLITS, settle
 from vitrail.errors import UserError
 
 LABEL_BYTES = 1000  # no `.cls` is longer
+ENDINGS = tuple(SUFFIXES)
+LAYOUT = 2  # of the index that is kept: a new number makes old ones unknown
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,7 @@ class Shards:
     shards: tuple[str, ...]  # paths from the folder
     which: NDArray[np.int64]  # the shard of each image
     offsets: NDArray[np.int64]  # of its bytes in the shard
+    endings: NDArray[np.uint8]  # of its name, as its position in ENDINGS
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -57,7 +60,7 @@ class Shards:
             raise cannot_read(error) from error
         if len(content) < size:
             raise UserError("truncated")
-        return Item(content, int(self.labels[index]), name)
+        return Item(content, int(self.labels[index]), name, ENDINGS[self.endings[index]])
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Index:
     labels: Names  # the text in each `.cls`
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    endings: NDArray[np.uint8]
+    dotted: Names  # images that are left out, as their key would have a dot
 
 
 def find_shards(folder: Path) -> list[str]:
@@ -100,10 +105,11 @@ def open_shards(
     counts = [len(index.keys) for index in indices]
     texts = [tidy(label) for index in indices for label in index.labels]
     if not texts:
-        raise UserError(f"no images in the shards of {path}; wanted pairs of key.jpg and key.cls")
-    ids = Names(
-        f"{shard}:{key}" for shard, index in zip(shards, indices, strict=True) for key in index.keys
-    )
+        wanted = "pairs of key.jpg and key.cls, without a dot in the key"
+        raise UserError(f"no images in the shards of {path}; wanted {wanted}")
+    both = list(zip(shards, indices, strict=True))
+    ids = Names(f"{shard}:{key}" for shard, index in both for key in index.keys)
+    dotted = [f"{shard}:{name}" for shard, index in both for name in index.dotted]
     names, label = label_index(path, texts, ids, classes)
     dates = [(path / shard).stat().st_mtime_ns for shard in shards]
     source = Shards(
@@ -115,10 +121,11 @@ def open_shards(
         ids=ids,
         sizes=np.concatenate([index.sizes for index in indices]),
         dates=np.repeat(np.array(dates, np.int64), counts),
-        ignored={},
+        ignored=dict.fromkeys(dotted, "more than one dot in its name, and a key has none"),
         shards=tuple(shards),
         which=np.repeat(np.arange(len(shards)), counts),
         offsets=np.concatenate([index.offsets for index in indices]),
+        endings=np.concatenate([index.endings for index in indices]),
     )
     return settle(source, split=split, progress=progress)
 
@@ -165,40 +172,45 @@ def splits_of(shards: list[str]) -> list[str]:
 def index_of(shard: Path) -> Index:
     """What a shard holds: as kept before, while the shard keeps its size and date."""
     status = shard.stat()
-    stamp = np.array([status.st_size, status.st_mtime_ns], np.int64)
+    stamp = np.array([LAYOUT, status.st_size, status.st_mtime_ns], np.int64)
     saved = recall("shards", shard)
     if saved and np.array_equal(saved["stamp"], stamp):
         keys = Names.unpack(saved["keys"], saved["key_starts"])
         labels = Names.unpack(saved["labels"], saved["label_starts"])
-        return Index(keys, labels, saved["offsets"], saved["sizes"])
+        dotted = Names.unpack(saved["dotted"], saved["dotted_starts"])
+        return Index(keys, labels, saved["offsets"], saved["sizes"], saved["endings"], dotted)
     index = read_index(shard)
     arrays: dict[str, np.ndarray] = {"stamp": stamp}
-    arrays |= {"offsets": index.offsets, "sizes": index.sizes}
+    arrays |= {"offsets": index.offsets, "sizes": index.sizes, "endings": index.endings}
     arrays |= {"keys": index.keys.array, "key_starts": index.keys.starts}
     arrays |= {"labels": index.labels.array, "label_starts": index.labels.starts}
+    arrays |= {"dotted": index.dotted.array, "dotted_starts": index.dotted.starts}
     keep("shards", shard, arrays)
     return index
 
 
 def read_index(shard: Path) -> Index:
     """Reads every header of a tar file, and the text of every `.cls`."""
-    images: dict[str, tuple[int, int]] = {}
+    images: dict[str, tuple[int, int, int]] = {}
     labels: dict[str, str] = {}
+    dotted: list[str] = []
     try:
         with open(shard, "rb") as file:
             for member in members(file):
-                add_member(member, file, images, labels)
+                add_member(member, file, images, labels, dotted)
     except (tarfile.TarError, OSError, ValueError, EOFError) as error:
         raise UserError(f"shard {shard}: {error}") from error
     for alone, words in ((images.keys() - labels, ".cls"), (labels.keys() - images, "image")):
         if alone:
             raise UserError(f"shard {shard}: {min(alone)} has no {words}")
-    places = np.array(list(images.values()), np.int64).reshape(-1, 2)
+    places = np.array(list(images.values()), np.int64).reshape(-1, 3)
     return Index(
         Names(images),
         Names(labels[key] for key in images),
         places[:, 0].copy(),
         places[:, 1].copy(),
+        places[:, 2].astype(np.uint8),
+        Names(dotted),
     )
 
 
@@ -215,14 +227,18 @@ def members(file: BinaryIO) -> Iterable[tarfile.TarInfo]:
         after = os.pread(file.fileno(), tarfile.BLOCKSIZE, archive.offset)
         if after.strip(b"\0"):
             raise UserError(f"damaged at byte {archive.offset}")
+        if len(after) < tarfile.BLOCKSIZE:  # some programs write one empty block, some two or more
+            raise UserError("truncated: no empty block at its end; copy or pack it again")
 
 
 def add_member(
     member: tarfile.TarInfo,
     file: BinaryIO,
-    images: dict[str, tuple[int, int]],
+    images: dict[str, tuple[int, int, int]],
     labels: dict[str, str],
+    dotted: list[str],
 ) -> None:
+    """Notes a member as an image, with its offset, size and ending, as a label, or as left out."""
     folder, name = os.path.split(member.name)
     stem, _, suffix = name.partition(".")
     if hidden(name):
@@ -231,7 +247,7 @@ def add_member(
     if suffix in SUFFIXES:
         if key in images:
             raise UserError(f"two images are called {key}")
-        images[key] = member.offset_data, member.size
+        images[key] = member.offset_data, member.size, ENDINGS.index(suffix)
     elif suffix == ".cls":
         if key in labels:
             raise UserError(f"two labels are called {key}")
@@ -240,3 +256,5 @@ def add_member(
         labels[key] = os.pread(file.fileno(), member.size, member.offset_data).decode().strip()
         if not labels[key]:
             raise UserError(f"{member.name} has no label")
+    elif suffix.endswith(ENDINGS):
+        dotted.append(member.name)

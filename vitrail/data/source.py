@@ -1,6 +1,7 @@
 """What every data set looks like from outside, and how one is opened by its path or name."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,6 +17,7 @@ from vitrail.errors import UserError
 Split = Literal["train", "val", "test"]
 TABLES = (".csv", ".tsv", ".jsonl")
 USUAL = Columns()
+SAMPLE = 64  # images that stand for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Item:
     content: bytes | np.ndarray  # an encoded file, or pixels (height, width, channels)
     label: int
     id: str  # a stable name: "cat/1.jpg", "train-000.tar:0007", "cifar10/train/00017"
+    suffix: str = ""  # of the file's name, in small letters: ".jpg"; none where there is no file
 
 
 class Source(Protocol):
@@ -91,7 +94,7 @@ def open_data(
     settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
     if not str(data):
         raise UserError(unknown("", False, tuple(SETS)))
-    path = Path(data).expanduser()
+    path = Path(os.path.expanduser(data))  # Path's own raises where there is no such user
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
         tars = shards.find_shards(path) if is_folder else []
@@ -114,7 +117,7 @@ def address(data: str | Path) -> str:
     """What the data is called from any folder: the name of a built-in set, else a whole path."""
     from vitrail.data.catalogue import SETS
 
-    return str(data) if data in SETS else str(Path(data).expanduser().resolve())
+    return str(data) if data in SETS else str(Path(os.path.expanduser(data)).resolve())
 
 
 def unknown(data: str, exists: bool, sets: Sequence[str]) -> str:
@@ -133,6 +136,11 @@ def indices(source: Source, split: Split | Literal["all"]) -> NDArray[np.int64]:
     if split == "all":
         return np.arange(len(source))
     return np.flatnonzero(source.splits == split)
+
+
+def sample(source: Source) -> NDArray[np.int64]:
+    """Some training images, always the same ones, whose sizes and channels stand for all."""
+    return np.random.default_rng(0).permutation(indices(source, "train"))[:SAMPLE]
 
 
 def fingerprint(source: Source, *, dates: bool = False) -> str:
