@@ -114,6 +114,14 @@ def test_changed_data_settings_or_decoders_have_another_name(source, monkeypatch
     assert len(names | {key(reader, items)}) == 7
 
 
+def test_the_same_names_in_another_folder_are_other_data(tmp_path):
+    sources = [Fake(photos(9)), Fake(photos(9))]
+    for source, version in zip(sources, ("v1", "v2"), strict=True):
+        source.path = tmp_path / version
+    one, two = (key(Reader(source, LARGE, True), np.arange(9)) for source in sources)
+    assert one != two
+
+
 def test_statistics_do_not_matter_to_pixels(source):
     view = Preprocess(size=48, mean=(0.1,))
     assert key(Reader(source, view, True), np.arange(9)) == key(

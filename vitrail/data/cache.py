@@ -248,7 +248,8 @@ def key(reader: Reader, items: Items) -> str:
     look = {k: v for k, v in reader.view.plain().items() if k not in ("mean", "std")}
     decoders = [installed(name) for name in ("pillow", "simplejpeg", "torch")]
     chosen = hashlib.sha256(items.astype("<i8").tobytes()).hexdigest()
-    data = fingerprint(reader.source, dates=True)
+    path = reader.source.path
+    data = [fingerprint(reader.source, dates=True), str(path.resolve()) if path else None]
     parts = [LAYOUT, data, chosen, look, reader.whole, SPARE, decoders]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
