@@ -172,6 +172,8 @@ def test_paths_may_wander_inside_the_folder(folder):
             "row 9: split 'dev' is unknown",
         ),
         ("[" * 100_000, "row 9: no JSON"),
+        ('{"path": "\\ud800.jpg", "label": "cat"}', r"row 9: '\ud800.jpg' is no path"),
+        ('{"path": "\\ud800/1.jpg", "label": "cat"}', r"row 9: '\ud800/1.jpg' is no path"),
     ],
 )
 def test_a_wrong_line_of_json_is_named(folder, row, words):

@@ -85,7 +85,7 @@ class Reader:
         """The path from the root, of a regular file inside it."""
         if not isinstance(path, str) or not path:
             raise UserError("no path")
-        if "\0" in path:
+        if not possible(path):
             raise UserError(f"{path!r} is no path")
         full = os.path.normpath(os.path.join(self.root, path))
         if not within(full, self.root):
@@ -108,6 +108,14 @@ class Reader:
         self.sizes.append(status.st_size)
         self.dates.append(status.st_mtime_ns)
         return full[len(self.root.rstrip("/")) + 1 :]
+
+
+def possible(path: str) -> bool:
+    """Whether a file can have this path: JSON can spell more than a disk can hold."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half a character
+        return False
 
 
 def text_of(label: object) -> str:
