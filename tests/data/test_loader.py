@@ -17,7 +17,7 @@ from vitrail.data.config import AUGMENTS, DataConfig, Preprocess
 from vitrail.data.image import load_image
 from vitrail.data.loader import Batch, Loader, order, repeats
 from vitrail.data.preprocess import preprocess
-from vitrail.errors import UserError
+from vitrail.errors import Refused, UserError
 
 LARGE, SMALL = Preprocess(size=72, crop=0.9), Preprocess(size=16)
 STRONG = DataConfig(augment=AUGMENTS["strong"], workers=0)
@@ -246,6 +246,14 @@ def test_all_broken_files_of_a_set_that_fits_are_named_at_once(workers):
         assert f"{name}: " in str(error.value)
 
 
+def test_of_many_broken_files_twenty_are_named_and_the_rest_is_counted():
+    with pytest.raises(UserError) as error:
+        Loader(Fake([b"no image"] * 50), LARGE, DataConfig(workers=0)).prepare()
+    assert str(error.value).startswith("50 images cannot be read: class ")
+    assert str(error.value).count("not an image") == 20
+    assert "; and 30 more, which `vitrail check DATA --json` lists; mend" in str(error.value)
+
+
 def test_who_goes_on_after_that_error_gets_it_again():
     loader = Loader(broken_files(), LARGE, DataConfig(workers=0))
     for _ in range(2):
@@ -288,6 +296,18 @@ def test_a_dead_worker_is_reported_with_its_file(where):
     name = source.ids[source.victim]
     with pytest.raises(UserError, match=f"was killed by SIGKILL while it was on {name}"):
         list(islice(loader.training(), loader.steps))
+
+
+@pytest.mark.parametrize("where", [{}, UNCACHED], ids=["memory", "none"])
+def test_what_the_system_refuses_a_reading_process_stays_the_fault_of_the_system(where):
+    class Starved(Fake):
+        def __getitem__(self, index):
+            raise Refused("cannot be read: too many open files")
+
+    source = Starved(photos(40))
+    loader = Loader(source, LARGE, DataConfig(workers=2, **where), batch=8)
+    with pytest.raises(Refused, match=r"^class 0/\d+.jpg: cannot be read: too many open files$"):
+        next(loader.training())
 
 
 def test_a_mistake_in_our_own_code_keeps_its_traceback(files, monkeypatch):

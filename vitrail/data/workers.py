@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail import files
-from vitrail.errors import UserError
+from vitrail.errors import Refused, UserError
 
 Slot = NDArray[np.uint8]  # memory that both sides see: nothing large goes through the pipe
 Note = Callable[[int], None]
@@ -127,6 +127,8 @@ class Worker:
             kind, answer = self.pipe.recv()
         except (EOFError, OSError) as error:
             raise self.death() from error
+        if kind == "refused":
+            raise Refused(answer)
         if kind == "mistake":
             raise UserError(answer)
         if kind == "bug":
@@ -183,6 +185,8 @@ def serve(pipe: Connection, work: Any, memory: Any, room: int, on: Any) -> None:
             return
         try:
             answer = "done", work(task, slots[slot], note)
+        except Refused as error:
+            answer = "refused", str(error)
         except UserError as error:
             answer = "mistake", str(error)
         except Exception:
