@@ -1,8 +1,11 @@
 """Downloads survive cut connections, hostile servers and each other, against a local server."""
 
+import errno
 import hashlib
 import multiprocessing
+import ssl
 import threading
+from http.client import HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -107,6 +110,22 @@ def test_a_cut_connection_goes_on_where_it_stopped(server, tmp_path):
     server.cuts = [300_000, 200_000, 1]
     assert get(server, tmp_path).read_bytes() == CONTENT
     assert server.asked == ["", "bytes=300000-", "bytes=500000-", "bytes=500001-"]
+
+
+@pytest.mark.parametrize(
+    "failure", [ssl.SSLError("record layer failure"), OSError(errno.EHOSTUNREACH, "No route")]
+)
+def test_a_network_that_fails_amid_a_file_is_tried_again(server, tmp_path, monkeypatch, failure):
+    read, failures = HTTPResponse.read, [None, failure]
+
+    def unsteady(self, *size):
+        if failures and (error := failures.pop(0)):
+            raise error
+        return read(self, *size)
+
+    monkeypatch.setattr(HTTPResponse, "read", unsteady)
+    assert get(server, tmp_path).read_bytes() == CONTENT
+    assert server.asked == ["", f"bytes={2**18}-"]
 
 
 def test_a_later_command_goes_on_where_the_first_gave_up(server, tmp_path):

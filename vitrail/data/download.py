@@ -144,7 +144,7 @@ def chunks(download: Download, have: int, schemes: tuple[str, ...]) -> Iterator[
         raise Cut(f"{error.code} {error.reason}") from error
     except urllib.error.URLError as error:
         raise Cut(str(error.reason)) from error
-    except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+    except (http.client.HTTPException, OSError) as error:
         raise Cut(str(error) or type(error).__name__) from error
 
 
