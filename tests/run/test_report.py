@@ -202,6 +202,15 @@ def test_pictures_stop_where_the_room_ends():
     assert ROOM < 4_000_000
 
 
+def test_one_huge_image_does_not_hide_the_others(monkeypatch):
+    source = images(["a", "b"], each=4, side=100)
+    large, small = int(source.sizes.argmax()), int(source.sizes.argmin())
+    monkeypatch.setattr("vitrail.run.gallery.READ", int(source.sizes[large]) - 1)
+    album = Album(source, room=10**6)
+    album.add([large, small])
+    assert list(album.cards) == [small]
+
+
 def test_every_cell_has_a_picture_before_any_has_two():
     assert list(in_turn([[1, 2, 3], [4], [5, 6]], 2)) == [1, 4, 5, 2, 6]
 
@@ -281,11 +290,28 @@ def test_a_journal_without_training_accuracy_still_draws(tmp_path):
     assert 'id="learning"' in report.make(folder, Shelf(source)).path.read_text()
 
 
+@pytest.mark.parametrize("key", ["loss", "seconds", "images_per_s", "kind", "val_accuracy"])
+def test_a_damaged_line_of_the_journal_is_left_out(tmp_path, key):
+    source = images(["a", "b"], each=20)
+    folder = write_run(tmp_path / "run", source)
+    whole = (folder / "journal.jsonl").read_text()
+    torn = re.sub(rf'"{key}": [^,}}]+', f'"{key}": "x"', whole, count=1)
+    (folder / "journal.jsonl").write_text(torn)
+    lines = read_journal(folder / "journal.jsonl")
+    assert len(lines) == len(whole.splitlines()) - 1
+    assert 'id="learning"' in report.make(folder, Shelf(source)).path.read_text()
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "answer"),
     [
         ("predictions.safetensors", lambda old: b"no", "is damaged"),
         ("predictions.safetensors", lambda old: old[:-1] + b"\x7f", "its checksum differs"),
+        (
+            "predictions.safetensors",
+            lambda old: old.replace(b"temperature", b"temperaturf"),
+            "is damaged",
+        ),
         ("metrics.json", lambda old: b"{", "is damaged"),
         ("metrics.json", lambda old: b"[]", "is damaged"),
         ("recipe.toml", lambda old: b"= 3", "is no TOML"),
@@ -360,7 +386,21 @@ def test_what_was_not_kept_is_asked_again(digits):
     after = predictions.read(done.folder)
     for split in ("train", "val", "test"):
         assert torch.equal(before.splits[split].predicted, after.splits[split].predicted)
-    assert before.facts["same"] == after.facts["same"] and "made" not in after.facts
+    assert before.facts == after.facts
+
+
+def test_a_report_does_not_look_at_test_images_that_the_run_did_not(digits):
+    done = digits(report=True, test=False)
+    (done.folder / "predictions.safetensors").unlink()
+    report.make(done.folder)
+    assert set(predictions.read(done.folder).splits) == {"train", "val"}
+
+
+def test_a_report_that_a_kill_prevented_is_made_by_resume(digits):
+    done = digits()
+    assert not (done.folder / "report.html").exists()
+    run.resume(done.folder, quiet=True)
+    assert (done.folder / "report.html").is_file()
 
 
 def test_the_recipe_carries_its_reasons_and_what_was_asked_for(digits):

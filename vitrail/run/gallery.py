@@ -14,7 +14,7 @@ DETAILED = 30  # classes up to which every cell of a matrix can be opened; of mo
 PAIRS = 100  # pairs of classes then, those confused most
 EACH = 8  # pictures of a cell at most
 SIDE = 128  # pixels of a thumbnail
-READ = 250_000_000  # bytes of images that one page reads at most, which takes seconds
+READ = 1_000_000_000  # bytes of images that one page reads at most: half a minute of photographs
 
 Card = dict[str, Any]
 
@@ -66,9 +66,12 @@ class Album:
         for item in items:
             if item in self.cards:
                 continue
-            self.left -= int(self.source.sizes[item])
-            if self.room <= 0 or self.left <= 0:
+            size = int(self.source.sizes[item])
+            if self.room <= 0:
                 return
+            if size > self.left:
+                continue
+            self.left -= size
             card = {"path": self.source.ids[item], **thumbnail(self.source, item, SIDE)}
             self.cards[item] = card
             self.room -= len(card["image"] or "") + 2 * len(card["path"])

@@ -175,11 +175,26 @@ def read(folder: Path) -> Predictions | None:
             facts = dict(json.loads((file.metadata() or {})[KEY]))
         fine = facts["format"] == FORMAT and facts.pop("sha256") == checksum(tensors)
         splits = {split: seen_of(tensors, split) for split in SPLITS if f"{split}.items" in tensors}
+        check_facts(facts, splits)
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError, OSError) as error:
         raise damaged(folder, repr(error)) from error
     if not fine:
         raise damaged(folder, "its checksum differs")
     return Predictions(splits=splits, facts=facts)
+
+
+def check_facts(facts: Mapping[str, Any], splits: Mapping[Split, Seen]) -> None:
+    """Fails, in whatever way, where something is missing that pages are made of."""
+    texts = [*facts["classes"], facts["data"]["name"], facts["data"]["fingerprint"]]
+    texts += [facts["same"][split] for split in splits if split != "train"]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a name is no text")
+    numbers = [facts["images"][split] for split in SPLITS]
+    numbers += [] if facts["temperature"] is None else [facts["temperature"]]
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise TypeError("a number is none")
+    if not isinstance(facts.get("made", {}), dict):
+        raise TypeError("what made them is no table")
 
 
 def seen_of(tensors: Mapping[str, Tensor], split: Split) -> Seen:

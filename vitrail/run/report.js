@@ -37,10 +37,10 @@ for (const table of document.querySelectorAll("table.sortable")) {
     button.addEventListener("click", () => {
       const down = head.getAttribute("aria-sort") === "ascending";
       const key = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent.trim();
-      const order = (a, b) => key(a).localeCompare(key(b), undefined, { numeric: true });
+      const words = (a, b) => key(a).localeCompare(key(b), undefined, { numeric: true });
       const numbers = (a, b) => Number(key(a)) - Number(key(b));
       const rows = [...table.tBodies[0].rows];
-      rows.sort(head.classList.contains("number") ? numbers : order);
+      rows.sort(rows.every((row) => row.cells[column].dataset.value) ? numbers : words);
       if (down) rows.reverse();
       table.tBodies[0].append(...rows);
       for (const other of heads) other.removeAttribute("aria-sort");

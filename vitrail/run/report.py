@@ -105,12 +105,15 @@ def complete(
     dtype = computed_in(record.recipe.train.precision, loader.device)
     temperature = facts["temperature"]
     seen: dict[Split, Seen] = dict(known.splits) if known else {}
-    splits: tuple[Split, ...] = ("train", "val", "test")
+    splits: list[Split] = ["train", "val"]
+    if record.metrics["test"]:  # else the run was not to look at them
+        splits.append("test")
     for split in splits:
         if split not in seen and len(indices(source, split)):
             most = most_training_images(record, loader) if split == "train" else None
             seen[split] = ask(model, loader, split, dtype, most).judged(temperature)
     about = predictions.about(source, facts["data"]["fingerprint"], seen, temperature)
+    about |= {"made": facts["made"]} if "made" in facts else {}
     whole = Predictions(splits=seen, facts={**about, **(known.facts if known else {})})
     predictions.keep(record.folder, whole)
     return whole

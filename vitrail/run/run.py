@@ -3,7 +3,6 @@
 import glob
 import json
 import logging
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -101,8 +100,8 @@ class Wishes:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise UserError(f"minutes is {self.minutes:g}; give a number above 0")
+        if self.minutes is not None and not 0 < self.minutes <= 1e7:
+            raise UserError(f"minutes is {self.minutes:g}; give a number above 0, at most 1e7")
         if self.minutes is not None and self.epochs is not None:
             raise UserError("minutes and epochs both say how long; give one of them")
 
