@@ -574,6 +574,11 @@ def test_what_is_no_weight_file_is_called_by_its_name(tmp_path, start, words):
         load(tmp_path / "weights.pth")
 
 
+def test_a_tilde_before_no_user_is_a_letter_like_others():
+    with pytest.raises(UserError, match="there is no file or folder ~nobody-of-this-name/weights"):
+        load("~nobody-of-this-name/weights")
+
+
 # --- the real thing ------------------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 """A folder of tar shards (WebDataset: `key.jpg` beside `key.cls`), indexed once, read anywhere.
 
 `train-000.tar` or a folder `train/` gives the split; `classes.txt`, a name in each line, the names
-that the numbers in `.cls` stand for. Members that are no plain files do not exist here.
+that the numbers in `.cls` stand for. Members that are no plain files do not exist here. A key ends
+at the first dot of a name, so `a.b.jpg` is no image; such members are named in `ignored`.
 """
 
 import os
