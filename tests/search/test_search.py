@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import optuna
@@ -75,8 +76,8 @@ def start(tmp_path):
 
     yield go
     for child in children:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # with those that it started
         child.communicate()
 
 
@@ -388,6 +389,34 @@ def test_a_damaged_study_is_told_and_kept(look, tmp_path):
     assert path.read_bytes() == b"".join(lines)
 
 
+def test_a_study_that_lost_lines_is_told_and_no_run_is_lost(look, tmp_path, monkeypatch):
+    first, journal = look(trials=2).facts, tmp_path / "out" / "study.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    monkeypatch.setattr(run, "train", None)
+    for count in (0, 1, len(lines) // 2):
+        journal.write_bytes(b"".join(lines[:count]))
+        with pytest.raises(UserError, match=r"knows nothing of .*00\d\); .* another --out"):
+            look(trials=2)
+    journal.write_bytes(b"".join(lines))
+    assert look(trials=2).facts == first
+
+
+def test_a_tested_run_that_the_study_lost_is_not_another_trials(look, tmp_path):
+    look(trials=1)
+    (tmp_path / "out" / "study.journal").write_bytes(b"")
+    (tmp_path / "out" / "trials").rename(tmp_path / "aside")
+    with pytest.raises(UserError, match="knows nothing of final-000"):
+        look(trials=1)
+
+
+def test_a_tested_run_of_other_settings_is_not_the_winners(look, tmp_path):
+    look(trials=1)
+    recipe = tmp_path / "out" / "final-000" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("\nseed = ", "\nseed = 1"))
+    with pytest.raises(UserError, match=r"final-000 has other settings than the winner"):
+        look(trials=1)
+
+
 def test_a_last_line_that_a_kill_tore_is_dropped(look, tmp_path):
     look(trials=1)
     path = tmp_path / "out" / "study.journal"
@@ -491,6 +520,19 @@ def test_a_signal_to_all_processes_lets_each_save_its_run(start, tmp_path, numbe
     for journal in journals:
         assert list((journal.parent / "state").glob("step-*"))
     assert list((tmp_path / "out" / "owners").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_processes_end_when_the_one_that_started_them_is_killed(start, tmp_path):
+    child = start("trials=2, jobs=2", SLOW.replace("sleep(3)", "sleep(600)"))
+    began, owners = tmp_path / "began", tmp_path / "out" / "owners"
+    wait_until(lambda: began.exists() and len(list(owners.iterdir())) == 3, child)
+    child.kill()
+    child.wait()
+    deadline = time.monotonic() + 60
+    while len(left := list(owners.iterdir())) > 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [f"-{child.pid}-" in one.name for one in left] == [True]
 
 
 @pytest.mark.slow

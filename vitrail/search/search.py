@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -109,7 +111,7 @@ def search(
     shared.needed()
     began = time.monotonic() if began is None else began
     check(trials, minutes, jobs)
-    table = merge(read_recipe(recipe) if recipe else {}, changes or {})
+    table = run.asked_table(recipe, changes or {}, minutes, wishes.get("epochs"))
     table.pop("source", None)
     folder, asked = planned(data, out, space, grid, trials, minutes, jobs, table, wishes, quiet)
     with shared.owner(folder) as me:
@@ -157,7 +159,8 @@ def planned(
     each = share_of(minutes, trials or TRIALS, jobs)
     asked = build(run.Wishes, {**wishes, **({} if each is None else {"minutes": each})})
     place = pick_device(asked.device)
-    base, _ = run.design(source, data, table, asked, place, Live(quiet=quiet))
+    base, reasons = run.design(source, data, table, asked, place)
+    Live(quiet=quiet).say("\n  ".join(reasons))
     wanted = given or default_space(base)
     made = Plan(
         data=base.source,
@@ -225,6 +228,7 @@ def begin(folder: Path, asked: Plan, me: str) -> tuple["Study", Plan]:
     """The study with its plan. Where nothing was trained yet, what is asked for now is the plan."""
     with shared.asking(folder):
         study = shared.open_study(folder, grid=asked.grid)
+        check_runs(study, folder)
         if shared.alone(folder, me) and not any(has_worth(one, folder) for one in study.trials):
             shutil.rmtree(folder / "trials", ignore_errors=True)
             (folder / shared.JOURNAL).unlink()
@@ -234,6 +238,20 @@ def begin(folder: Path, asked: Plan, me: str) -> tuple["Study", Plan]:
         if not study.get_trials(deepcopy=False):
             prepare(study, plan)
     return study, plan
+
+
+def check_runs(study: "Study", folder: Path) -> None:
+    """Refuses a study that lost lines: every run that is there must be of a trial it knows."""
+    runs = [*folder.glob(f"trials/*/{RECIPE}"), *folder.glob(f"final-*/{RECIPE}")]
+    known = set()
+    for one in study.get_trials(deepcopy=False):  # read last: others may begin a run just now
+        if one.state.is_finished() or shared.BEGUN in one.user_attrs:
+            known.add(place_of(one, folder))
+        if one.state.name == "COMPLETE":
+            known.add(final_of(one, folder))
+    if lost := sorted({path.parent for path in runs} - known):
+        why = f"it knows nothing of {lost[0].relative_to(folder)}"
+        raise shared.damaged(folder / shared.JOURNAL, why)
 
 
 def has_worth(trial: "FrozenTrial", folder: Path) -> bool:
@@ -302,6 +320,8 @@ def join(
 ) -> None:
     """What another process does; `told` gets what keeps it from going on."""
     signal.signal(signal.SIGTERM, leave)
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=follow, args=(parent,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     try:
@@ -313,6 +333,12 @@ def join(
         if error.errno not in files.ADVICE:
             raise
         told.put(f"cannot go on: {files.refusal(error)}")
+
+
+def follow(parent: BaseProcess) -> None:
+    """Ends this process, which saves its run first, when the one that started it is gone."""
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def leave(number: int, frame: FrameType | None) -> None:
@@ -371,6 +397,7 @@ def attempt(study: "Study", trial: "Trial", plan: Plan, folder: Path) -> None:
     from optuna.trial import TrialState
 
     params = shared.suggest(trial, plan.dimensions)
+    trial.set_user_attr(shared.BEGUN, True)
     start = time.monotonic()
     try:
         done = train(trial, params, plan, folder)
@@ -432,6 +459,10 @@ def place_of(trial: "Trial | FrozenTrial", folder: Path) -> Path:
     return folder / "trials" / f"{trial.number:03d}"
 
 
+def final_of(trial: "FrozenTrial", folder: Path) -> Path:
+    return folder / f"final-{trial.number:03d}"
+
+
 def kept_loss(place: Path) -> float:
     """Validation loss of the weights that a run kept."""
     from vitrail.run.journal import read_journal
@@ -457,7 +488,7 @@ def conclude(
     value, count = best.value or 0.0, len(shared.finished(study))
     told = f"trial {best.number} of {count}: {value:.1%} of the validation images right"
     files.write(folder / BEST, with_reasons([f"the best of a search, {told}"], write_toml(recipe)))
-    final = tested(folder, best, plan, deadline, quiet)
+    final = tested(folder, best, recipe, plan, deadline, quiet)
     facts = {
         "trials": count,
         "best": {"value": value, "settings": dict(best.params), "trial": best.number},
@@ -480,12 +511,22 @@ def conclude(
 
 
 def tested(
-    folder: Path, best: "FrozenTrial", plan: Plan, deadline: float | None, quiet: bool
+    folder: Path,
+    best: "FrozenTrial",
+    recipe: Recipe,
+    plan: Plan,
+    deadline: float | None,
+    quiet: bool,
 ) -> run.Run:
     """The winner trained anew, with all the time that is left, and judged on the test images."""
-    place = folder / f"final-{best.number:03d}"
+    place = final_of(best, folder)
     device = plan.wishes.get("device", "auto")
     if (place / RECIPE).is_file():
+        if not alike(build(Recipe, read_recipe(place / RECIPE)), recipe):
+            raise UserError(
+                f"{place} has other settings than the winner, {folder / BEST}; "
+                f"move it away, or search anew with another --out"
+            )
         return run.resume(place, device=device, quiet=True)
     minutes = plan.minutes
     if minutes is not None and deadline is not None:
@@ -493,3 +534,9 @@ def tested(
     if not quiet:
         Live().say(f"trial {best.number} is the best: trained once more, then tested")
     return run.train(recipe=folder / BEST, out=place, minutes=minutes, device=device, quiet=True)
+
+
+def alike(one: Recipe, other: Recipe) -> bool:
+    """Whether two recipes differ in nothing but how long they train."""
+    length = {"steps": other.train.steps, "epochs": other.train.epochs}
+    return replace(one, train=replace(one.train, **length)) == other

@@ -21,6 +21,7 @@ JOURNAL, NAME = "study.journal", "vitrail"
 STARTUP = 5  # trials before others are pruned against them
 WARMUP = 3  # tenths of a run in which nothing is pruned
 OWNER, OWNERS = "owner", "owners"  # the process that works on a trial; a file for each that lives
+BEGUN = "begun"  # said of a trial before its run folder is made
 
 
 def needed() -> None:
