@@ -64,6 +64,12 @@ def test_ranges_and_choices_are_read_with_and_without_sections(tmp_path):
         ('size = ["Nono"]', "the nearest is Nano"),
         ("", "it is empty"),
         ("train.lr = [", "is no TOML"),
+        pytest.param(f'"train.lr" = [{"1" * 5000}]', "is no TOML", id="5000 digits"),
+        pytest.param(f'"train.lr" = {"[" * 5000}', "is no TOML", id="5000 brackets"),
+        ('strength = ["strong"]', "strength has 'strong'; give numbers from 0 to 10"),
+        ("strength = [1, true]", "strength has True"),
+        ("strength = {low = -0.5, high = 1.0}", "strength has -0.5"),
+        ("strength = [nan]", "strength has nan"),
     ],
 )
 def test_a_mistake_in_the_file_is_told_in_one_line(tmp_path, text, told):

@@ -22,6 +22,7 @@ RATES = {"muon": (1e-3, 1e-1), "adamw": (1e-4, 1e-2)}
 FEWEST, MOST = 9, 400  # patches of an image
 POINTS = 3  # of a range, in a grid
 LARGEST = 10_000  # points of a grid
+STRONGEST = 10  # times an augmentation: nothing of it is left to grow
 
 SPECIAL = {
     "size": "width, depth and heads of a small model by name",
@@ -74,7 +75,7 @@ def read_space(path: str | Path) -> Space:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the space {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"the space {path} is no TOML: {error}") from error
     try:
         return parse(dotted(table))
@@ -166,9 +167,13 @@ def check(name: str, dimension: Range | Choice) -> None:
                 raise UserError(f"{name} has no {value!r}; the nearest is {near}")
         return
     section, _, key = name.rpartition(".")
+    ends = dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
+    if name == "strength":
+        for value in ends:
+            if isinstance(value, str | bool) or not 0 <= value <= STRONGEST:
+                raise UserError(f"strength has {value!r:.50}; give numbers from 0 to {STRONGEST}")
     if section in ("", "vit"):  # those of a model are judged together, with the data
         return
-    ends = dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
     for value in ends:
         build(SECTIONS[section], {key: value}, f"{section}.")
 
