@@ -56,9 +56,17 @@ def raw(estimator: Any, x: NDArray[np.float32]) -> NDArray[np.float64]:
         margins = np.asarray(estimator.decision_function(x), np.float64)
         if margins.ndim == 1:  # of two classes the second one's
             margins = np.stack([-margins / 2, margins / 2], axis=1)
-        return margins
+        if margins.shape[1] == len(estimator.classes_) and not in_pairs(estimator):
+            return margins
     said = np.asarray(estimator.predict(x))[:, None] == estimator.classes_[None]
     return np.log(np.where(said, 1.0, LEAST))
+
+
+def in_pairs(estimator: Any) -> bool:
+    """Whether margins are between two classes each, as those of SVC may be, here or deep inside."""
+    settings = estimator.get_params().items()
+    asked = [value for name, value in settings if name.endswith("decision_function_shape")]
+    return "ovo" in asked and len(estimator.classes_) > 2
 
 
 def spread(estimator: Any, scores: NDArray[np.float64], classes: int) -> NDArray[np.float64]:
