@@ -103,6 +103,30 @@ def test_a_file_that_unpacks_to_very_much_is_refused(content, monkeypatch):
         keep.unpack(content, "file")
 
 
+def test_what_unpacks_to_very_much_is_not_unpacked_to_find_out(content, monkeypatch):
+    monkeypatch.setattr(keep, "UNPACKED", 0)
+    monkeypatch.setattr(keep, "SPARE", 100)
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)
+    with pytest.raises(UserError, match="would unpack to"):
+        keep.unpack(content, "file")
+
+
+def test_a_head_that_would_unpack_to_very_much_is_told_in_one_line(monkeypatch):
+    monkeypatch.setattr(keep, "UNPACKED", 0)
+    monkeypatch.setattr(keep, "SPARE", 100)
+    with pytest.raises(UserError, match=r"kind logistic cannot be kept: .* would unpack to"):
+        keep.pack(head(LogisticRegression().fit(*rows())))
+
+
+def test_what_is_mostly_zeros_is_read_however_small_it_packs():
+    """A forest of many classes is: most of its leaves have seen few of them."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("schema.json", "{}")
+        archive.writestr("values.npy", bytes(80_000_000))
+    assert keep.strangers(stream.getvalue()) == []
+
+
 def test_a_tree_that_points_outside_of_itself_is_refused():
     forest = RandomForestClassifier(2, random_state=0).fit(*rows())
     tree = forest.estimators_[1].tree_
@@ -133,3 +157,5 @@ def test_a_support_vector_machine_whose_numbers_do_not_fit_is_refused():
 def test_a_file_that_is_not_there_is_told(tmp_path):
     with pytest.raises(UserError, match=r"cannot read the head .*head\.skops: No such file"):
         keep.load(tmp_path)
+    with pytest.raises(UserError, match="cannot read the head ~nobody-of-this-name/head"):
+        keep.load("~nobody-of-this-name/head")

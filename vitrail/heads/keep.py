@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from vitrail.heads.knn import NearestNeighbours
 
 FILE = "head.skops"
 FORMAT = 1
-UNPACKED, SPARE = 100, 1 << 26  # a file may unpack to so many times its bytes, and these more
+# A file may unpack to so many times its bytes, and these more: a forest is mostly zeros.
+UNPACKED, SPARE = 100, 1 << 30
 
 LOADERS = {  # how skops may build something; functions and methods are not among them
     "CachedNode",
@@ -114,9 +116,10 @@ def pack(head: Head) -> bytes:
     }
     try:
         content: bytes = dumps(plain, compression=zipfile.ZIP_DEFLATED)
+        odd = strangers(content)
     except Exception as error:  # whatever skops meets in a foreign estimator
         raise UserError(f"a head of kind {head.kind} cannot be kept: {error!r:.200}") from error
-    if odd := strangers(content):
+    if odd:
         raise UserError(
             f"a head of kind {head.kind} cannot be kept safely: it holds {', '.join(odd[:3])}, "
             f"which no one has audited; take one of `vitrail head --all`"
@@ -130,7 +133,7 @@ def save(path: str | Path, head: Head) -> None:
 
 def load(path: str | Path) -> Head:
     """The head in a file, or in the file of that name in a folder."""
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     path = path / FILE if path.is_dir() else path
     try:
         content = path.read_bytes()
@@ -163,18 +166,18 @@ def unpack(content: bytes, name: str) -> Head:
 def damaged(name: str, error: Exception) -> UserError:
     return UserError(
         f"{name} is no readable head: {type(error).__name__} {str(error)[:120]}; "
-        f"`vitrail head MODEL DATA` makes it again"
+        f"remove it, and `vitrail head MODEL DATA` makes it again"
     )
 
 
 def strangers(content: bytes) -> list[str]:
     """Types and loaders in the file that are not on the lists, found before anything is built."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        if (bad := archive.testzip()) is not None:
-            raise ValueError(f"the checksum of {bad} is wrong")
         total = sum(info.file_size for info in archive.infolist())
         if total > UNPACKED * len(content) + SPARE:
             raise ValueError(f"{len(content):,} bytes would unpack to {total:,}")
+        if (bad := archive.testzip()) is not None:
+            raise ValueError(f"the checksum of {bad} is wrong")
         schema = json.loads(archive.read("schema.json"))
     found = set()
     for node in nodes(schema):
