@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +11,14 @@ from sklearn.ensemble import RandomForestClassifier
 
 import vitrail
 from tests.cli.conftest import call
+from tests.data.samples import write
 from tests.heads.samples import tiny
 from vitrail.cli.main import main
 from vitrail.data.source import indices, open_data
 from vitrail.heads import keep
+from vitrail.heads.features import Extractor
 from vitrail.heads.kinds import KINDS
+from vitrail.run.head import beside
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +35,27 @@ def kept(folder, tmp_path_factory):
         patch.setenv("VITRAIL_CACHE", str(tmp_path_factory.getbasetemp() / "head-cache"))
         main(["head", str(place), "digits", "--kind", "knn", "nearest-mean", "--json"])
     return place
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The folder that commands are called in."""
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def other(folder, tmp_path):
+    """The same model with one weight changed, in a file beside which there is nothing."""
+    from vitrail.zoo.file import load_model, save_model
+
+    model, facts = load_model(folder / "model.safetensors")
+    model.norm.bias.data[0] += 1
+    (tmp_path / "other").mkdir()
+    save_model(tmp_path / "other" / "other.safetensors", model, facts)
+    return tmp_path / "other" / "other.safetensors"
 
 
 def test_a_table_of_heads_as_json(capsys, folder, tmp_path):
@@ -71,13 +97,21 @@ def test_the_best_head_lies_beside_the_model(kept):
     assert (kept / "head.skops").is_file()
 
 
-def test_evaluate_takes_a_head(capsys, kept):
-    _, out, _ = call(capsys, "evaluate", kept, "digits", "--head", kept, "--json")
+def test_evaluate_takes_a_head(capsys, folder, tmp_path):
+    path = tmp_path / "h.skops"
+    _, out, _ = call(
+        *(capsys, "head", folder, "digits", "--kind", "nearest-mean", "--json"),
+        *("--layers", "0", "--features", "average", "--out", path),
+    )
+    told = json.loads(out)[0]["accuracy"]
+    _, out, _ = call(capsys, "evaluate", folder, "digits", "--json")
+    own = json.loads(out)["accuracy"]
+    _, out, _ = call(capsys, "evaluate", folder, "digits", "--head", path, "--json")
     numbers = json.loads(out)
-    source, headed = open_data("digits"), vitrail.load(kept)
+    source = open_data("digits")
     assert numbers["split"] == "test" and numbers["images"] == len(indices(source, "test"))
-    assert 0.7 < numbers["accuracy"] <= 1
-    assert numbers["classes"] == list(headed.classes)
+    assert numbers["accuracy"] == pytest.approx(told) and told != pytest.approx(own)
+    assert numbers["classes"] == list(source.classes)
 
 
 def test_predict_takes_a_head(capsys, kept, tmp_path):
@@ -86,30 +120,72 @@ def test_predict_takes_a_head(capsys, kept, tmp_path):
     source = open_data("digits")
     for index in range(4):
         Image.fromarray(source[index].content[:, :, 0]).save(tmp_path / f"{index}.png")
-    _, out, _ = call(capsys, "predict", kept, tmp_path, "--head", kept / "head.skops", "--json")
+    found, path = keep.load(kept), tmp_path / "named.skops"
+    keep.save(path, replace(found, classes=tuple(f"{name}!" for name in found.classes)))
+    _, out, _ = call(capsys, "predict", kept, tmp_path, "--head", path, "--json")
     said = [json.loads(line) for line in out.splitlines()]
-    assert len(said) == 4
-    assert all(0 < one["probability"] <= 1 for one in said)
+    assert [one["label"] for one in said] == [f"{one['index']}!" for one in said]
+    assert len(said) == 4 and all(0 < one["probability"] <= 1 for one in said)
 
 
-def test_foreign_folders_are_not_written_into(capsys, folder, tmp_path, monkeypatch):
-    shutil.copy(folder / "model.safetensors", tmp_path / "weights.safetensors")
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    model = tmp_path / "weights.safetensors"
-    _, out, _ = call(capsys, "head", model, "digits", "--kind", "nearest-mean")
-    assert "kept in head.skops" in out
-    assert (tmp_path / "here" / "head.skops").is_file()
+def test_beside_a_lone_model_file_too(capsys, other, here):
+    _, out, _ = call(capsys, "head", other, "digits", "--kind", "nearest-mean")
+    assert f"kept in {other.parent / 'head.skops'}" in out
+    assert (other.parent / "head.skops").is_file() and list(here.iterdir()) == []
 
 
-def test_a_head_of_other_weights_is_refused(capsys, kept, tmp_path):
-    from vitrail.zoo.file import load_model, save_model
+def test_here_if_nothing_can_be_written_beside_the_model(other, here, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert beside(other) == Path("head.skops")
 
-    model, facts = load_model(kept / "model.safetensors")
-    model.norm.bias.data[0] += 1
-    save_model(tmp_path / "other.safetensors", model, facts)
-    code, _, _ = call(capsys, "evaluate", tmp_path / "other.safetensors", "digits", "--head", kept)
+
+def test_a_head_of_other_weights_is_refused(capsys, kept, other):
+    code, _, _ = call(capsys, "evaluate", other, "digits", "--head", kept)
     assert "was fitted on features of other weights" in code
+
+
+@pytest.fixture
+def no_features(monkeypatch):
+    """Nothing is computed before a mistake is told."""
+    monkeypatch.setattr(Extractor, "examples", None)
+
+
+@pytest.mark.usefixtures("no_features")
+def test_a_head_of_other_weights_is_not_replaced(capsys, kept, other):
+    path = kept / "head.skops"
+    before = path.read_bytes()
+    code, _, _ = call(capsys, "head", other, "digits", "--out", path)
+    assert "is a head of other weights; remove it, or give another --out" in code
+    shutil.copy(path, other.parent)
+    code, _, _ = call(capsys, "head", other, "digits")
+    assert "is a head of other weights; remove it, or give another --out" in code
+    assert path.read_bytes() == before == (other.parent / "head.skops").read_bytes()
+
+
+def test_an_earlier_head_of_the_same_weights_is_replaced(capsys, folder, tmp_path):
+    path = tmp_path / "h.skops"
+    for kind in ("knn", "nearest-mean"):
+        code, _, _ = call(capsys, "head", folder, "digits", "--kind", kind, "--out", path)
+        assert code == 0 and keep.load(path).kind == kind
+
+
+@pytest.mark.usefixtures("no_features")
+def test_what_is_no_head_is_not_written_over(capsys, other):
+    before = other.read_bytes()
+    code, _, _ = call(capsys, "head", other, "digits", "--out", other)
+    assert "exists and is no readable head; remove it, or give another --out" in code
+    assert other.read_bytes() == before
+
+
+@pytest.mark.usefixtures("no_features")
+def test_a_head_is_not_written_among_the_images(capsys, folder, tmp_path):
+    for label in ("a", "b"):
+        for number in range(3):
+            write(tmp_path / "photos" / label / f"{number}.png", number)
+    for name in ("0.png", "head.skops"):
+        out = tmp_path / "photos" / "a" / name
+        code, _, _ = call(capsys, "head", folder, tmp_path / "photos", "--out", out)
+        assert "lies in the data, which is never written to; give --out elsewhere" in code
 
 
 @pytest.mark.parametrize(

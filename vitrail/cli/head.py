@@ -47,7 +47,8 @@ def head(
             average of the patches
         layers: blocks whose features are joined, from 0, or from -1 down; by default the last one
         shots: learn also from so few images of each class: 5 draws, mean and spread
-        out: file for the best head, by default head.skops in the run, else in this folder
+        out: file for the best head, by default head.skops beside the model, or in this
+            folder if that place cannot be written to
         batch: images at once
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
         skip_broken: go on without images that cannot be read
@@ -75,8 +76,8 @@ def head(
         model=headed.model, view=view, features=wanted, batch=batch, skip_broken=skip_broken
     )
     called = Columns(**changes(columns))
-    found = compare(headed, data, names, shots, telling(), columns=called)
     path = out or beside(model)
+    found = compare(headed, data, names, shots, telling(), columns=called, out=path)
     keep.save(path, found.best.head)
     if json:
         print(as_json.dumps(plain(found, path), indent=1))

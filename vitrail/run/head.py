@@ -1,5 +1,6 @@
 """Any classifier on the features of a frozen model: fitted, compared, kept and used."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.config import Columns, Preprocess
+from vitrail.data.places import keep_out
 from vitrail.data.source import USUAL, Source, Split, address, fingerprint, open_data
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import interval
@@ -20,7 +22,6 @@ from vitrail.model.vit import ViT
 from vitrail.run.build import pick_device, told
 from vitrail.run.classifier import Classifier
 from vitrail.run.recipe import plain
-from vitrail.run.record import RECIPE
 from vitrail.zoo import load as zoo
 
 DEFAULT = ("logistic",)
@@ -212,10 +213,12 @@ def compare(
     say: Callable[[str], None] = lambda words: None,
     *,
     columns: Columns = USUAL,
+    out: Path | None = None,
 ) -> Comparison:
     """Fits each kind on training images, and judges it on test images.
 
-    The best one is that with the highest accuracy on validation images.
+    The best one is that with the highest accuracy on validation images. Nothing is done if it
+    may not be kept in the file `out`.
     """
     for name in names:
         kinds.find(name)
@@ -223,6 +226,9 @@ def compare(
     kinds.needed()
     headed.model.chosen(headed.extractor.features.layers or None)
     source = open_data(data, columns=columns)
+    if out is not None:
+        keep_out(source, out, "--out")
+        check_place(out, headed.model)
     train, val, test = (headed.extractor.examples(source, one) for one in SPLITS)
     split = "test" if len(test) else "val"
     judging = test if len(test) else val
@@ -257,7 +263,22 @@ def compare(
 
 
 def beside(model: str | Path) -> Path:
-    """Where a head is kept: in the run it belongs to; a folder that is not ours stays as it is."""
-    path = Path(model).expanduser()
+    """Where a head is kept: in the folder of its model, or here if that cannot be written to."""
+    path = Path(os.path.expanduser(model))
     folder = path if path.is_dir() else path.parent
-    return folder / keep.FILE if (folder / RECIPE).is_file() else Path(keep.FILE)
+    fine = path.exists() and os.access(folder, os.W_OK)
+    return folder / keep.FILE if fine else Path(keep.FILE)
+
+
+def check_place(path: Path, model: ViT) -> None:
+    """Refuses to write over anything but an earlier head of the same weights."""
+    if not path.exists():
+        return
+    try:
+        weights = keep.load(path).weights
+    except UserError as error:
+        raise UserError(
+            f"{path} exists and is no readable head; remove it, or give another --out"
+        ) from error
+    if weights != weights_digest(model):
+        raise UserError(f"{path} is a head of other weights; remove it, or give another --out")
