@@ -270,13 +270,31 @@ def test_the_pixels_of_any_array_lie_row_by_row(kind):
         (np.zeros((4, 0, 3), np.uint8), "shape (4, 0, 3)"),
         (np.full((4, 4, 3), np.nan), "floats outside 0 to 1"),
         (np.full((4, 4, 3), 1.5), "floats outside 0 to 1"),
-        (np.zeros((3, 4, 4), np.uint8), "4 channels; wanted 3"),
+        (np.zeros((3, 4, 6), np.uint8), "6 channels; wanted 3"),
         (np.zeros((4, 4, 5), np.uint8), "5 channels; wanted 3"),
     ],
 )
 def test_an_array_that_is_no_picture_says_so(values, words):
     assert words in why(values)
     assert words in why(npy(values))
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGBA", 3), ("RGBA", 1), ("LA", 1), ("LA", 3)])
+def test_an_array_with_transparency_is_read_like_the_file(mode, channels):
+    image = Image.fromarray(picture(channels=len(mode)))
+    assert image.mode == mode
+    read = load_image(np.asarray(image), channels)
+    assert np.array_equal(read, load_image(save(image, "PNG"), channels))
+
+
+def test_bytes_of_any_kind_are_taken():
+    content = save(picture(), "PNG")
+    for kind in (bytearray, memoryview):
+        assert np.array_equal(load_image(kind(content)), picture())
+
+
+def test_what_is_no_picture_is_refused_by_its_type():
+    assert why(None).startswith("a NoneType is no image; give a path, bytes,")
 
 
 def test_an_array_with_pickled_objects_is_never_unpickled():

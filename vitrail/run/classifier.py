@@ -1,11 +1,13 @@
 """A model with its classes and preprocessing: what `vitrail.load` returns."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from io import IOBase
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from vitrail.zoo import load as zoo
 if TYPE_CHECKING:
     from vitrail.insight.explanation import Explanation
 
-Picture = str | Path | bytes | np.ndarray | Image.Image  # whatever `load_image` takes
+Picture = str | Path | bytes | bytearray | memoryview | np.ndarray | Image.Image  # to `load_image`
 
 BATCH = 32  # images in memory at once
 
@@ -76,10 +78,17 @@ class Classifier:
 
     def predict(self, images: Picture | Iterable[Picture], top: int = 5) -> Any:
         """A `Prediction`, or a list of them for many images."""
-        found = [self.prediction(row, top) for row in self.probabilities(many(images))]
+        found = []
+        for number, (picture, one) in enumerate(self.each(many(images), top), 1):
+            with named(picture, number):
+                if isinstance(one, UserError):
+                    raise one
+            found.append(one)
         return found[0] if single(images) else found
 
-    def prediction(self, probabilities: np.ndarray, top: int = 5) -> Prediction:
+    def prediction(self, probabilities: np.ndarray, top: int = 5) -> Prediction | UserError:
+        if not np.isfinite(probabilities).all():
+            return UserError("the model answers with NaN or infinity; load other weights")
         order = np.argsort(-probabilities, kind="stable")[: max(1, top)].tolist()
         sure = probabilities.tolist()
         guesses = tuple(Guess(label=self.classes[i], index=i, probability=sure[i]) for i in order)
@@ -121,7 +130,8 @@ class Classifier:
         from vitrail.insight.explanation import explained
         from vitrail.insight.looks import ROOM
 
-        pixels = load_image(image, self.view.channels)
+        with named(image, 1):
+            pixels = load_image(image, self.view.channels)
         return explained(
             self.model,
             preprocess(self.view, pixels)[None].to(self.device),
@@ -183,16 +193,32 @@ class Classifier:
 
     def batches(self, images: Iterable[Picture]) -> Iterator[Tensor]:
         """Preprocessed images, never more than a few at once."""
-        pictures = iter(images)
+        pictures = enumerate(images, 1)
         while part := list(islice(pictures, BATCH)):
-            yield torch.stack([self.tensor(picture) for picture in part])
+            tensors = []
+            for number, picture in part:
+                with named(picture, number):
+                    tensors.append(self.tensor(picture))
+            yield torch.stack(tensors)
 
     def tensor(self, picture: Picture) -> Tensor:
         return preprocess(self.view, load_image(picture, self.view.channels))
 
 
-def single(images: Picture | Iterable[Picture]) -> bool:
-    return isinstance(images, str | Path | bytes | np.ndarray | Image.Image)
+@contextmanager
+def named(picture: Picture, number: int) -> Iterator[None]:
+    """Says of which image an error tells: its path, or which one of those given it is, from 1."""
+    try:
+        yield
+    except UserError as error:
+        name = picture if isinstance(picture, str | Path) else f"image {number}"
+        raise type(error)(f"{name}: {error}") from error
+
+
+def single(images: Any) -> bool:
+    """Whether it is one image, or what is none and not many either."""
+    kinds = (*get_args(Picture), Tensor, IOBase)
+    return isinstance(images, kinds) or not isinstance(images, Iterable)
 
 
 def many(images: Any) -> Iterable[Picture]:
