@@ -11,11 +11,13 @@ from PIL import Image
 
 from tests.cli.conftest import call
 from vitrail.data.config import Preprocess
+from vitrail.data.loader import Loader
 from vitrail.data.source import fingerprint, open_data
+from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.run.classifier import Classifier, load
-from vitrail.run.scores import open_for
+from vitrail.run.scores import evaluate, open_for
 from vitrail.zoo.file import save_model
 
 ODD = ["[/x]", "[cat] dog", "plain"]
@@ -49,18 +51,44 @@ def model(data):
     return data.parent / "model.safetensors"
 
 
-def test_own_data_is_known_wherever_it_lies(model, data, tmp_path):
+def test_own_data_is_known_wherever_it_lies(model, data, tmp_path, caplog):
     shutil.copytree(data, tmp_path / "copy")
-    source, part = open_for(load(model), tmp_path / "copy", None)
     own = open_data(data)
-    assert part == "test" and source.splits.tolist() == own.splits.tolist()
+    for place in (tmp_path / "copy", data):
+        source, part = open_for(load(model), place, None)
+        assert part == "test" and source.splits.tolist() == own.splits.tolist()
+    assert not caplog.records
 
 
-def test_one_image_less_is_other_data_and_judged_whole(model, data, tmp_path):
+def test_one_image_less_is_other_data_judged_whole_with_a_warning(model, data, tmp_path, caplog):
     shutil.copytree(data, tmp_path / "copy")
     (tmp_path / "copy" / "cat" / "3.png").unlink()
     source, part = open_for(load(model), tmp_path / "copy", None)
     assert part == "all" and len(source) == 35
+    assert "images it learned from may be among these" in caplog.messages[0]
+    open_for(load(model), tmp_path / "copy", "all")  # asked for
+    assert len(caplog.messages) == 1
+
+
+def test_own_data_that_was_changed_is_judged_with_a_warning(model, data, tmp_path, caplog):
+    classifier = load(model)
+    shutil.copytree(data, tmp_path / "copy")
+    (tmp_path / "copy" / "cat" / "3.png").unlink()
+    classifier.facts["data"]["source"] = str(tmp_path / "copy")
+    assert open_for(classifier, tmp_path / "copy", None)[1] == "test"
+    assert "images it learned from may be among these" in caplog.messages[0]
+
+
+def test_training_images_are_judged_as_they_are_predicted(data, monkeypatch):
+    """Not kept whole as well, for crops that nobody makes."""
+    vit = ViTConfig(image=72, patch=24, classes=3, width=8, depth=1, heads=1)
+    classifier = Classifier(ViT(vit), open_data(data).classes, Preprocess(size=72))
+    kept = []
+    monkeypatch.setattr(Loader, "_prepare", lambda self, split, reader: kept.append(reader) or {})
+    monkeypatch.setattr(Loader, "evaluation", lambda self, split, batch: iter(()))
+    with pytest.raises(UserError, match="no images to evaluate"):
+        evaluate(classifier, open_data(data), "all")
+    assert len(kept) == 3 and not any(reader.whole for reader in kept)
 
 
 def test_data_too_small_to_be_split_is_judged_whole(model, data, tmp_path):

@@ -1,5 +1,6 @@
 """A classifier judged on a data set: every number that `vitrail evaluate` tells."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,8 @@ from vitrail.run.classifier import Classifier
 from vitrail.run.recipe import build
 from vitrail.training.learner import computed_in
 
+log = logging.getLogger(__name__)
+
 Part = Literal["train", "val", "test", "all"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
@@ -40,8 +43,9 @@ def open_for(
     """The data with the model's classes, and the part of it to judge.
 
     Of the data a run was trained on, wherever it lies now, that is its test split. Of other data
-    it is the test split where one is given, else all. The columns of a table are called as they
-    were in training, but for those that `columns` names.
+    it is the test split where one is given, else all; if these may be images that the model was
+    trained on, a line says so. The columns of a table are called as they were in training, but for
+    those that `columns` names.
     """
     own = classifier.facts.get("data", {})
     called = USUAL
@@ -49,11 +53,18 @@ def open_for(
         called = build(Columns, {**own.get("columns", {}), **(columns or {})}, "data.columns.")
     known = own.get("source") == address(data)
     source = open_data(data, columns=called, classes=classifier.classes, split=known)
-    if not known and (moved := moved_here(source, data, called, own.get("fingerprint"))):
+    checksum = own.get("fingerprint")
+    if not known and (moved := moved_here(source, data, called, checksum)):
         known, source = True, moved
     if part is None:
         held_out = len(indices(source, "test"))
         part = "test" if 0 < held_out < len(source) or known else "all"
+        changed = fingerprint(source) != checksum if known else part == "all"
+        if checksum and changed and len(np.unique(source.labels)) == len(source.classes):
+            log.warning(
+                f"{source.name} has the classes that the model was trained on, but is not that "
+                f"data, or was changed since: images it learned from may be among these"
+            )
     if not len(indices(source, part)):
         raise UserError(f"{source.name} has no {part} images; choose another --split")
     return source, part
@@ -124,7 +135,7 @@ def outputs_of(
     config = DataConfig(skip_broken=skip_broken, disk_gb=0)
     loader = Loader(source, classifier.view, config, batch=batch, device=classifier.device)
     wanted = [split for split in SPLITS if part in ("all", split) and len(indices(source, split))]
-    loader.prepare(*wanted)
+    loader.prepare(*wanted, training=False)
     ids: list[str] = []
 
     def pairs() -> Any:
