@@ -19,6 +19,7 @@ ADVICE = {  # what to do about what a system says
     errno.ENOMEM: "close other programs",
     errno.EROFS: "make it writable",
     errno.EACCES: "make it writable",
+    errno.ENAMETOOLONG: "choose a shorter one",
 }
 SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # it lies at the system, not at the file
 
@@ -58,13 +59,23 @@ def fresh_folder(out: str | Path | None, usual: str | Path) -> Path:
     number, folder = 1, Path(out or f"{usual}-1")
     while out is None and folder.exists():
         number, folder = number + 1, Path(f"{usual}-{number + 1}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is no empty folder; choose another --out")
+    check_empty(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {folder}: {refusal(error)}; choose another --out") from error
     return folder
+
+
+def check_empty(folder: Path) -> None:
+    """Refuses a place where something lies already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is no empty folder; choose another --out")
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with its ~ replaced by that user's folder, if there is one."""
+    return Path(os.path.expanduser(path))
 
 
 def check_text(path: str | Path) -> None:

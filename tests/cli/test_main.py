@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -86,14 +87,36 @@ def test_a_users_mistake_is_one_line_and_ends_with_one(monkeypatch, capsys):
     )  # sys.exit prints it, with code 1
 
 
-def test_a_closed_pipe_is_no_error():
-    done = subprocess.run(
-        f"{sys.executable} -m vitrail models --json | head -1",
-        shell=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stderr == ""
+def test_a_pipe_that_nobody_reads_ends_in_silence_with_the_shells_code():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "vitrail", "models", "--json"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize("kind", [BrokenPipeError, RuntimeError, FileNotFoundError])
+def test_a_mistake_of_our_own_is_not_hidden(monkeypatch, kind):
+    def mistaken(arguments):
+        raise kind("a bug")
+
+    monkeypatch.setattr(main, "run", mistaken)
+    with pytest.raises(kind):
+        main.main([])
+
+
+TORCH = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 12000000000000 bytes."
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError(TORCH)])
+def test_what_the_memory_cannot_hold_is_one_line(monkeypatch, error):
+    def mistaken(arguments):
+        raise error
+
+    monkeypatch.setattr(main, "run", mistaken)
+    with pytest.raises(SystemExit, match=r"^error: no memory is left; "):
+        main.main([])
 
 
 @pytest.mark.slow

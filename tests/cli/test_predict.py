@@ -43,6 +43,18 @@ def test_a_name_that_is_too_long_is_told_and_the_rest_go_on(capsys, folder, good
     assert "name too long" in errors[LONG]
 
 
+def test_an_answer_that_is_no_number_is_told(capsys, folder, good, tmp_path):
+    from vitrail.zoo.file import load_model, save_model
+
+    model, facts = load_model(folder / "model.safetensors")
+    model.head.bias.data[0] = float("nan")
+    facts = {key: facts[key] for key in ("classes", "preprocess")}
+    save_model(tmp_path / "nan.safetensors", model, facts)
+    code, errors = told(capsys, tmp_path / "nan.safetensors", good)
+    assert code == 1
+    assert errors == {str(good): "the model answers with NaN or infinity; load other weights"}
+
+
 def test_an_empty_folder_is_told_and_the_rest_go_on(capsys, folder, good, tmp_path):
     (tmp_path / "empty").mkdir()
     code, errors = told(capsys, folder, tmp_path / "empty", good)

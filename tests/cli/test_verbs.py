@@ -7,10 +7,12 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitrail
 from tests.cli.conftest import FLAGS, call
+from vitrail.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,19 @@ def test_predict_reads_paths_from_stdin(capsys, folder, pictures, monkeypatch):
     assert len(out.splitlines()) == 2
 
 
+def test_a_folder_named_on_stdin_is_searched(capsys, folder, pictures, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{pictures}\n"))
+    code, out, _ = call(capsys, "predict", folder, "-")
+    assert code == 1 and len(out.splitlines()) == 3
+
+
+def test_a_closed_stdin_is_told_and_the_rest_go_on(capsys, folder, pictures, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    code, out, err = call(capsys, "predict", folder, "-", pictures / "0.png")
+    assert code == 1 and len(out.splitlines()) == 1
+    assert err == "error: -: stdin is closed; give paths on it, one a line\n"
+
+
 def test_a_lone_model_file_predicts_the_same(capsys, folder, pictures, tmp_path):
     shutil.copy(folder / "model.safetensors", tmp_path / "copy.safetensors")
     told = [
@@ -109,12 +124,35 @@ def test_from_python_every_kind_of_picture_gives_the_same(folder, pictures):
     path = pictures / "0.png"
     image = Image.open(path)
     kinds = [path, str(path), path.read_bytes(), image, np.asarray(image)[:, :, None]]
+    kinds += [bytearray(kinds[2]), memoryview(kinds[2])]
     found = classifier.predict(kinds)
     assert len({prediction.probability for prediction in found}) == 1
+    assert classifier.predict(kinds[5]).label == classifier.predict(kinds[6]).label
     alone = classifier.predict(path)
     assert (alone.label, alone.probability) == (found[0].label, pytest.approx(found[0].probability))
-    assert classifier.features(kinds).shape == (5, 32)
+    assert classifier.features(kinds).shape == (7, 32)
     assert classifier.probabilities(kinds).sum(axis=1) == pytest.approx(1)
+
+
+def test_from_python_an_error_names_its_image(folder, pictures):
+    classifier = vitrail.load(folder)
+    good, gone = pictures / "0.png", pictures / "gone.png"
+    for ask in (classifier.predict, classifier.probabilities, classifier.features):
+        with pytest.raises(UserError, match=f"^{gone}: no such file$"):
+            ask([good, gone])
+        with pytest.raises(UserError, match=r"^image 2: not an image"):
+            ask([good, b"words"])
+    with pytest.raises(UserError, match=f"^{gone}: no such file$"):
+        classifier.explain(gone)
+
+
+@pytest.mark.parametrize("kind", [None, 7, io.BytesIO(b"x"), torch.zeros(8, 8)])
+def test_from_python_what_is_no_picture_is_refused_by_its_type(folder, kind):
+    classifier = vitrail.load(folder)
+    name = type(kind).__name__
+    for images in (kind, [kind]):
+        with pytest.raises(UserError, match=f"^image 1: a {name} is no image; give a path"):
+            classifier.predict(images)
 
 
 def test_what_evaluate_sees_is_what_predict_sees(folder):
@@ -139,17 +177,34 @@ def test_what_evaluate_sees_is_what_predict_sees(folder):
         (["train", "nowhere"], "there is no 'nowhere'"),
         (["train"], "no data was given"),
         (["train", "digits", "--minutes", "0"], "give a number above 0"),
+        (["train", "digits", "--minutes", "1e307"], "minutes is 1e+307"),
+        (["train", "digits", "--epochs", "0"], "epochs is 0"),
+        (["train", "digits", "--seed", str(2**64)], "seed is 18446744073709551616"),
+        (["train", "digits", "--data.cache-gb", "1e300"], "cache_gb is 1e+300"),
+        (["train", "digits", "--data.disk-gb", "1e300"], "disk_gb is 1e+300"),
+        (["train", "digits", "--view.crop", "1e-6"], "crop is 1e-06"),
+        (["train", "digits", "--view.mean", "nan"], "mean is (nan,)"),
+        (["train", "digits", "--out", "RUN"], "holds a run; go on with `vitrail resume"),
+        (["train", "digits", "--out", 300 * "x"], "File name too long, choose a shorter one"),
         (["train", "digits", "--model", "S16"], "the nearest are S/16"),
         (["train", "digits", "--model", "S/16"], "too few to learn from"),
         (["train", "digits", "--train.lr", "-1"], "lr is -1.0"),
         (["train", "digits", "--device", "gpu"], "device gpu cannot be used"),
+        (["train", "digits", "--device", "meta"], "device meta cannot be used"),
         (["resume", "nowhere"], "nowhere is no run"),
+        (["resume", 300 * "x"], "File name too long, choose a shorter one"),
     ],
 )
-def test_a_mistake_is_one_line(capsys, folder, tmp_path, monkeypatch, arguments, answer):
+def test_a_mistake_is_one_line(capsys, caplog, folder, tmp_path, monkeypatch, arguments, answer):
     monkeypatch.chdir(tmp_path)
-    code, _, _ = call(capsys, *(str(folder) if word == "RUN" else word for word in arguments))
-    assert isinstance(code, str) and code.startswith("error: ")
+    words = (str(folder) if word == "RUN" else word for word in arguments)
+    code, *said = call(capsys, *words)
+    assert isinstance(code, str) and code.startswith("error: ")  # sys.exit prints it
     assert answer in code
-    assert "\n" not in code
-    assert not list(tmp_path.iterdir()) or arguments[0] == "train"
+    assert said == ["", ""] and not caplog.records
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_in_the_way_is_told_before_the_data_is_opened(capsys, folder):
+    code, *_ = call(capsys, "train", "nowhere", "--out", folder)
+    assert "holds a run" in code

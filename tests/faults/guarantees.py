@@ -203,7 +203,7 @@ def on_a_full_disk(
         inner.copy(to=run)
         act = partial(harm.at_step, 20, harm.disk_filled, filler, room)
         done = inner.resume(run, harm.ticking, act, *broken)
-        told_in_one_line(done, "No space left on device")
+        told_in_one_line(done, "No space left on device", begun=True)
         filler.unlink()
         inner.recovers(run)
         shutil.rmtree(run)
@@ -236,7 +236,8 @@ def on_a_read_only_disk(place: Path, whole: Path, part: Path, broken: tuple[Harm
     told_in_one_line(done, "Read-only file system")
     harm.writable(run)
     act = partial(harm.at_step, 20, harm.disk_read_only, run / "state")
-    told_in_one_line(inner.resume(run, harm.ticking, act, *broken), "Read-only file system")
+    done = inner.resume(run, harm.ticking, act, *broken)
+    told_in_one_line(done, "Read-only file system", begun=True)
     harm.writable(run / "state")
     inner.recovers(run)
     return 3
@@ -277,7 +278,7 @@ def moved(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
         run, target = lab.copy(), lab.fresh()
         act = partial(harm.at_step, step, harm.moved, target)
         done = lab.resume(run, *([harm.ticking] if step == 20 else []), act, *broken)
-        told_in_one_line(done, f"{run} is gone")
+        told_in_one_line(done, f"{run} is gone", begun=True)
         assert not run.exists()
         lab.recovers(target)
         yield 1
@@ -286,7 +287,8 @@ def moved(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
 def deleted(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy()
     act = partial(harm.at_step, 20, harm.deleted)
-    told_in_one_line(lab.resume(run, harm.ticking, act, *broken), f"{run} is gone")
+    done = lab.resume(run, harm.ticking, act, *broken)
+    told_in_one_line(done, f"{run} is gone", begun=True)
     assert not run.exists()
     told_in_one_line(lab.resume(run), "is no run")
     yield 1
@@ -299,7 +301,7 @@ def data_gone(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
         run, good = lab.copy(lab.photos_part), path.read_bytes()
         done = lab.resume(run, partial(harm.at_step, 6, act, path), *broken)
         try:
-            told_in_one_line(done, f"train/dark/3.png: {words}")
+            told_in_one_line(done, f"train/dark/3.png: {words}", begun=True)
             told_in_one_line(lab.resume(run, *broken), "is not the data this run began with")
         finally:
             path.write_bytes(good)
@@ -346,7 +348,7 @@ def nan_in_a_file(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     shutil.copytree(lab.photos, data)
     np.save(data / "train" / "dark" / "nan.npy", np.full((16, 16, 3), np.nan, np.float32))
     done = lab.nursery.vitrail("train", data, *PHOTOS, "--out", run, harms=[harm.quick, *broken])
-    told_in_one_line(done, "nan.npy: floats outside 0 to 1")
+    told_in_one_line(done, "nan.npy: floats outside 0 to 1", begun=True)
     assert not run.exists()
     yield 1
 
@@ -367,7 +369,8 @@ def no_memory(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run, limit = lab.fresh(), partial(harm.memory_limited, 400 << 20)
     flags = ["digits", *large, "--train.steps", "9", "--data.workers", "0", "--out", run]
     done = lab.nursery.vitrail("train", *flags, harms=[harm.quick, limit, *broken])
-    told_in_one_line(done, "no memory for 1024 images at once; raise accumulate to 2")
+    words = "no memory for 1024 images at once; raise accumulate to 2"
+    told_in_one_line(done, words, begun=True)
     assert not run.exists()
     yield 1
 

@@ -108,7 +108,7 @@ class Lab:
 
     def stumbles(self, run: Path, words: str, *harms: Harm, like: Path | None = None) -> None:
         """Is stopped by what goes wrong, says so, has lost nothing, and recovers without it."""
-        told_in_one_line(self.resume(run, *harms), words)
+        told_in_one_line(self.resume(run, *harms), words, begun=True)
         assert state.load(run / "state") is not None
         self.recovers(run, like=like)
 
@@ -120,10 +120,12 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in timed} for line in found]
 
 
-def told_in_one_line(done: Done, words: str) -> None:
+def told_in_one_line(done: Done, words: str, begun: bool = False) -> None:
+    """The last line of what a run says that has `begun`, else the only one."""
     assert done.code == 1 and "Traceback" not in done.told, done
     assert done.line.startswith("error: ") and words in done.line, done.line
     assert done.told.count("error: ") == 1, done.told
+    assert begun or done.told == f"{done.line}\n", done.told
 
 
 def digest(tree: Path) -> str:

@@ -1,9 +1,11 @@
 """A run and its folder: what it leaves, how it stops, how it goes on."""
 
 import json
+import os
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -317,6 +319,38 @@ def test_changed_data_stop_a_run_that_has_no_state(begun, photos):
         run.resume(begun, report=False, quiet=True)
 
 
+def test_files_of_another_date_are_told_of_when_a_run_goes_on(begun, photos, monkeypatch, capsys):
+    monkeypatch.setattr(Driver, "drive", killed)
+    told = []
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run.resume(begun, report=False)
+        told.append("were written or copied since this run began" in capsys.readouterr().err)
+        os.utime(photos / "train" / "dark" / "0.png", (1, 1))
+    assert told == [False, True]
+
+
+def test_a_path_is_a_folder_whatever_its_name(photos, tmp_path, monkeypatch):
+    photos.rename(tmp_path / "digits")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Driver, "drive", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(Path("digits"), out="run", changes=FEW, report=False, quiet=True)
+    assert read_recipe(tmp_path / "run" / "recipe.toml")["source"] == str(tmp_path / "digits")
+
+
+def test_a_tilde_is_the_home_folder(photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(Driver, "drive", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(photos, out="~/mine", changes=FEW, report=False, quiet=True)
+    assert (tmp_path / "mine" / "recipe.toml").is_file()
+    with pytest.raises(KeyboardInterrupt):  # and not: is no run
+        run.resume("~/mine", report=False, quiet=True)
+    with pytest.raises(UserError, match="lies in the data"):
+        run.train(photos, out="~/photos/mine", changes=FEW, report=False, quiet=True)
+
+
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_class_more_stops_a_run_that_has_no_state(begun, photos, noted):
     for split in ("train", "val", "test"):
@@ -345,7 +379,7 @@ def test_a_run_that_has_not_begun_yet_is_not_disturbed(digits, tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("out", [None, "mine", "train/dark"])
+@pytest.mark.parametrize("out", [None, "mine", "train/new"])
 def test_a_run_is_not_written_into_the_data(photos, monkeypatch, out):
     monkeypatch.chdir(photos)
     before = sorted(photos.rglob("*"))

@@ -4,6 +4,8 @@ import atexit
 import io
 import logging
 import os
+import re
+import select
 import signal
 import sys
 import time
@@ -59,19 +61,42 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"error{where}: {' '.join(str(error).split())}")
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # `vitrail models | head`
-        sys.stderr.close()
-        sys.exit(0)
-    except MemoryError:
-        sys.exit("error: no memory is left; close other programs, or lower train.batch")
+    except BrokenPipeError:
+        if not any(unread(number) for number in (1, 2)):
+            raise
+        for number in (1, 2):  # nothing is left that Python could not write when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        sys.exit(128 + signal.SIGPIPE)
+    except (MemoryError, RuntimeError) as error:  # torch has no kind of its own for it on a CPU
+        if isinstance(error, RuntimeError) and not re.search("allocate mem|out of mem", str(error)):
+            raise
+        sys.exit(
+            "error: no memory is left; close other programs, or lower train.batch or vit.width"
+        )
     except OSError as error:
         if error.errno not in files.ADVICE:
             raise
-        sys.exit(f"error: cannot go on: {files.refusal(error)}")
+        where = f" with {error.filename}" if error.filename else ""
+        sys.exit(f"error: cannot go on{where}: {files.refusal(error)}")
 
 
 def run(arguments: list[str]) -> None:
-    """Carries out one command line."""
+    """Carries out one command line, to the last byte of what it prints."""
+    try:
+        carry_out(arguments)
+    finally:
+        if sys.stdout is not None:  # closed by who called
+            sys.stdout.flush()
+
+
+def unread(number: int) -> bool:
+    """Whether this stream is a pipe that nobody reads any more, as in `vitrail models | head`."""
+    watch = select.poll()
+    watch.register(number, 0)
+    return any(event & select.POLLERR for _, event in watch.poll(0))
+
+
+def carry_out(arguments: list[str]) -> None:
     import tyro
 
     if arguments[:1] == ["--version"]:

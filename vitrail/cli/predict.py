@@ -66,10 +66,8 @@ def predict(
 
 def paths(given: tuple[str, ...], refused: list[Result]) -> Iterator[str]:
     """All images, with those of folders in order; folders that give none are `refused`."""
-    for name in given:
-        if name == "-":
-            yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
-        elif os.path.isdir(name):  # false also where the system refuses to look
+    for name in told(given, refused):
+        if os.path.isdir(name):  # false also where the system refuses to look
             known = len(refused)
             found = below(name, refused)
             if not found and len(refused) == known:
@@ -77,6 +75,17 @@ def paths(given: tuple[str, ...], refused: list[Result]) -> Iterator[str]:
             yield from found
         else:
             yield name
+
+
+def told(given: tuple[str, ...], refused: list[Result]) -> Iterator[str]:
+    """The names given, with those on stdin in the place of -."""
+    for name in given:
+        if name != "-":
+            yield name
+        elif sys.stdin is None:
+            refused.append((name, UserError("stdin is closed; give paths on it, one a line")))
+        else:
+            yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
 
 
 def below(folder: str, refused: list[Result]) -> list[str]:

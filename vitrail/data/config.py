@@ -68,8 +68,8 @@ class Preprocess:
         }.items():
             if not isinstance(number, int) or number < 1:
                 raise UserError(f"{name} is {number!r}; give a whole number of at least 1")
-        if not 0 < self.crop <= 1:
-            raise UserError(f"crop is {self.crop}; give a share above 0, at most 1")
+        if not 0.05 <= self.crop <= 1:  # below, the whole image would be made too large
+            raise UserError(f"crop is {self.crop}; give a share from 0.05 to 1")
         if self.interpolation not in get_args(Interpolation):
             wanted = " or ".join(get_args(Interpolation))
             raise UserError(f"interpolation {self.interpolation!r} is unknown; choose {wanted}")
@@ -79,6 +79,8 @@ class Preprocess:
                 raise UserError(
                     f"{name} has {count} numbers for {self.channels} channels; give one for each"
                 )
+        if not all(math.isfinite(number) for number in (*self.mean, *self.std)):
+            raise UserError(f"mean is {self.mean}, std {self.std}; give finite numbers")
         if not min(self.std) > 0:
             raise UserError(f"std is {self.std}; give numbers above 0")
 
@@ -152,7 +154,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         for name in ("workers", "cache_gb", "disk_gb"):
             number = getattr(self, name)
-            if number is not None and not 0 <= number < math.inf:
-                raise UserError(f"{name} is {number}; give a number of at least 0")
+            if number is not None and not 0 <= number <= 1e9:
+                raise UserError(f"{name} is {number}; give a number from 0 to 1e9")
         if self.workers is not None and not isinstance(self.workers, int):
             raise UserError(f"workers is {self.workers}; give a whole number of at least 0")

@@ -74,7 +74,7 @@ def pick_device(name: str, number: int = 0) -> torch.device:
         return torch.device("cuda", number) if gpus else torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).cpu()  # "meta" has shapes, and no numbers to give back
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"device {name} cannot be used: {reason}; try --device cpu") from error

@@ -66,6 +66,8 @@ class TrainConfig:
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or number < least:
                 raise UserError(f"{name} is {number!r}; give a whole number of at least {least}")
+        if self.seed >= 2**63:
+            raise UserError(f"seed is {self.seed}; give a whole number below 2 to the 63rd")
         for name, (low, high) in RANGES.items():
             number = getattr(self, name)
             if not is_number(number) or not low <= number <= high:
