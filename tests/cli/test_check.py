@@ -141,8 +141,9 @@ def test_a_set_that_cannot_be_opened_is_one_line_and_one(tmp_path, capsys, make,
     assert capsys.readouterr().out == ""
 
 
-def test_a_set_that_no_recipe_fits_ends_with_one(tmp_path, capsys):
-    class_folders(tmp_path / "x", {"a": 20, "b": 20})  # of 4 x 4 pixels
+def test_a_set_that_no_recipe_fits_ends_with_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vitrail.run.build.FEWEST", 1000)
+    class_folders(tmp_path / "x", {"a": 20, "b": 20})
     ended = check(tmp_path / "x", "--json")
     told = json.loads(capsys.readouterr().out)
     assert told["plan"]["error"] in ended and "would fail" in ended
