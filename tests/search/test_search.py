@@ -29,6 +29,7 @@ SMALL = {
     "train": {"steps": 44, "batch": 64, "ema": 0.0},
     "data": {"workers": 0},
 }
+TIMED = {**SMALL, "train": {"batch": 64, "ema": 0.0}}  # minutes say how long
 MAKE = page.make
 SPACE = '"train.lr" = {low = 1e-4, high = 1e-1, log = true}\naugment = ["none", "gentle digits"]\n'
 
@@ -194,7 +195,7 @@ def test_the_minutes_of_a_grid_are_shared_among_its_points(look, tmp_path, monke
     monkeypatch.setattr(
         searching, "conclude", lambda study, folder, plan, *rest: plans.append(plan)
     )
-    look(grid=True, trials=9, minutes=6)
+    look(grid=True, trials=9, minutes=6, changes=TIMED)
     assert plans[0].minutes == 2
 
 
@@ -308,7 +309,7 @@ def test_minutes_that_were_too_few_are_told_and_more_of_them_mend_it(look, monke
     def short(trial, params, plan, folder):
         if plan.minutes < 1:
             raise UserError(f"{plan.minutes:g} minutes are over")
-        return train(trial, params, replace(plan, minutes=None), folder)
+        return train(trial, params, replace(plan, minutes=None, table=SMALL), folder)
 
     train = searching.train
     monkeypatch.setattr(searching, "train", short)
@@ -319,14 +320,20 @@ def test_minutes_that_were_too_few_are_told_and_more_of_them_mend_it(look, monke
     )
     told = r"failed alike: 0\.5 minutes are over \(each trial had 0\.5 of the minutes\)"
     with pytest.raises(UserError, match=told):
-        look(trials=3, minutes=2)
-    facts = look(trials=2, minutes=30).facts
+        look(trials=3, minutes=2, changes=TIMED)
+    facts = look(trials=2, minutes=30, changes=TIMED).facts
     assert (facts["trials"], facts["failed"]) == (2, 0)
+
+
+def test_minutes_and_steps_are_refused_before_a_trial(look, tmp_path):
+    with pytest.raises(UserError, match=r"minutes and train\.steps both say how long"):
+        look(minutes=2)
+    assert not (tmp_path / "out").exists()
 
 
 def test_minutes_that_are_over_before_the_first_trial_are_told(look):
     with pytest.raises(UserError, match="no trial was finished; give more --minutes"):
-        look(trials=3, minutes=1, began=time.monotonic() - 60)
+        look(trials=3, minutes=1, changes=TIMED, began=time.monotonic() - 60)
     assert look(trials=1).facts["trials"] == 1
 
 
