@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitrail import files
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 def cache_folder() -> Path:
     """`VITRAIL_CACHE`, else `vitrail` in the user's cache folder. It may be deleted at any time."""
     if chosen := os.environ.get("VITRAIL_CACHE"):
-        return Path(os.path.expanduser(chosen)).absolute()
+        return files.expanded(chosen).absolute()
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(user).absolute() / "vitrail"
 
@@ -21,7 +22,7 @@ def cache_folder() -> Path:
 def data_folder() -> Path:
     """`VITRAIL_DATA`, else `data` in the cache folder: each built-in set has a folder in it."""
     if chosen := os.environ.get("VITRAIL_DATA"):
-        return Path(os.path.expanduser(chosen)).absolute()
+        return files.expanded(chosen).absolute()
     return cache_folder() / "data"
 
 
@@ -29,7 +30,7 @@ def keep_out(source: "Source", target: Path, flag: str) -> None:
     """Refuses to write among the user's images, or over one of them; `flag` chose the target."""
     if source.path is None:
         return
-    full, root = Path(os.path.expanduser(target)).resolve(), source.path.resolve()
+    full, root = files.expanded(target).resolve(), source.path.resolve()
     if root.is_dir() and full.is_relative_to(root):
         raise UserError(
             f"{target} lies in the data, which is never written to; give {flag} elsewhere"

@@ -1,7 +1,6 @@
 """What every data set looks like from outside, and how one is opened by its path or name."""
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,6 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail import files
 from vitrail.data.config import Columns
 from vitrail.errors import UserError
 
@@ -94,7 +94,7 @@ def open_data(
     settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
     if not str(data):
         raise UserError(unknown("", False, tuple(SETS)))
-    path = Path(os.path.expanduser(data))  # Path's own raises where there is no such user
+    path = files.expanded(data)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
         tars = shards.find_shards(path) if is_folder else []
@@ -117,7 +117,7 @@ def address(data: str | Path) -> str:
     """What the data is called from any folder: the name of a built-in set, else a whole path."""
     from vitrail.data.catalogue import SETS
 
-    return str(data) if data in SETS else str(Path(os.path.expanduser(data)).resolve())
+    return str(data) if data in SETS else str(files.expanded(data).resolve())
 
 
 def unknown(data: str, exists: bool, sets: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import os
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -133,7 +132,7 @@ def save(path: str | Path, head: Head) -> None:
 
 def load(path: str | Path) -> Head:
     """The head in a file, or in the file of that name in a folder."""
-    path = Path(os.path.expanduser(path))
+    path = files.expanded(path)
     path = path / FILE if path.is_dir() else path
     try:
         content = path.read_bytes()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import files
 from vitrail.data.config import Columns, Preprocess
 from vitrail.data.places import keep_out
 from vitrail.data.source import USUAL, Source, Split, address, fingerprint, open_data
@@ -264,7 +265,7 @@ def compare(
 
 def beside(model: str | Path) -> Path:
     """Where a head is kept: in the folder of its model, or here if that cannot be written to."""
-    path = Path(os.path.expanduser(model))
+    path = files.expanded(model)
     folder = path if path.is_dir() else path.parent
     fine = path.exists() and os.access(folder, os.W_OK)
     return folder / keep.FILE if fine else Path(keep.FILE)

@@ -1,7 +1,6 @@
 """Weights out again: what Vitrail can load, written as each peer's own loader wants it."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,7 @@ def convert(
     preprocess: Means | None = None,
 ) -> Converted:
     """Loads weights as `load` does, and writes them to `out`: a folder, or a file of weights."""
-    out = Path(os.path.expanduser(out))
+    out = files.expanded(out)
     lone = out.suffix in LONE
     if to == "torchvision" and not lone:
         raise UserError(f"torchvision's weights are one file; end --out {out} in .pth")

@@ -1,7 +1,6 @@
 """Any weights become a model: found, checked, renamed, fitted, and all of it reported."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from vitrail import files
 from vitrail.data.config import MEANS, Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
@@ -99,7 +99,7 @@ def whereabouts(path: str | Path) -> Place:
     row = find(text)
     if row is not None and row.name == text and row.hub and not Path(path).exists():
         return whereabouts(f"hf:{row.hub}")
-    return locate(Path(os.path.expanduser(path)))
+    return locate(files.expanded(path))
 
 
 def read_facts(contents: Contents, source: str) -> dict[str, Any]:
