@@ -538,5 +538,5 @@ def tested(
 
 def alike(one: Recipe, other: Recipe) -> bool:
     """Whether two recipes differ in nothing but how long they train."""
-    length = {"steps": other.train.steps, "epochs": other.train.epochs}
-    return replace(one, train=replace(one.train, **length)) == other
+    train = replace(one.train, steps=other.train.steps, epochs=other.train.epochs)
+    return replace(one, train=train) == other
