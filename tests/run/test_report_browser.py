@@ -81,14 +81,15 @@ def test_a_click_shows_images_without_javascript_too(browse):
 
 
 @pytest.mark.slow
-def test_the_table_sorts_both_ways(browse):
+@pytest.mark.parametrize("number", [4, 5])
+def test_the_table_sorts_both_ways(browse, number):
     tab = browse()
-    column = tab.locator("#classes tbody td:nth-child(5)")
+    column = tab.locator(f"#classes tbody td:nth-child({number})")
 
     def values():
         return column.evaluate_all("cells => cells.map(cell => Number(cell.dataset.value))")
 
-    button = tab.locator("#classes th:nth-child(5) button")
+    button = tab.locator(f"#classes th:nth-child({number}) button")
     button.click()
     assert values() == sorted(values())
     button.click()
@@ -104,6 +105,16 @@ def test_nothing_sticks_out_and_no_name_runs(browse, settings):
     assert tab.evaluate(width) <= 0
     assert tab.title() == "Nano/4 on made up"
     assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_two_classes_with_long_names_fit_a_phone(browse, tmp_path):
+    source = images([f"{name} with a name that goes on and on" for name in "ab"], each=40)
+    path = report.make(write_run(tmp_path / "run", source), Shelf(source)).path
+    tab = browse(path, **PHONE)
+    ends = "those => those.map(one => one.getBoundingClientRect().right)"
+    for part in (".matrix", "#classes td:nth-child(5)"):
+        assert max(tab.locator(part).evaluate_all(ends)) <= PHONE["viewport"]["width"]
 
 
 @pytest.mark.slow
