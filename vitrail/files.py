@@ -19,7 +19,7 @@ ADVICE = {  # what to do about what a system says
     errno.ENOMEM: "close other programs",
     errno.EROFS: "make it writable",
     errno.EACCES: "make it writable",
-    errno.ENAMETOOLONG: "choose a shorter one",
+    errno.ENAMETOOLONG: "shorten it",
 }
 SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # it lies at the system, not at the file
 
@@ -57,10 +57,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
 def fresh_folder(out: str | Path | None, usual: str | Path) -> Path:
     """A new folder `out`, or else `usual`-1, -2, ...; one that holds something is never touched."""
     number, folder = 1, Path(out or f"{usual}-1")
-    while out is None and folder.exists():
-        number, folder = number + 1, Path(f"{usual}-{number + 1}")
-    check_empty(folder)
     try:
+        while out is None and folder.exists():
+            number, folder = number + 1, Path(f"{usual}-{number + 1}")
+        check_empty(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {folder}: {refusal(error)}; choose another --out") from error

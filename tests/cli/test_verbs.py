@@ -185,14 +185,14 @@ def test_what_evaluate_sees_is_what_predict_sees(folder):
         (["train", "digits", "--view.crop", "1e-6"], "crop is 1e-06"),
         (["train", "digits", "--view.mean", "nan"], "mean is (nan,)"),
         (["train", "digits", "--out", "RUN"], "holds a run; go on with `vitrail resume"),
-        (["train", "digits", "--out", 300 * "x"], "File name too long, choose a shorter one"),
+        (["train", "digits", "--out", 300 * "x"], "File name too long, shorten it"),
         (["train", "digits", "--model", "S16"], "the nearest are S/16"),
         (["train", "digits", "--model", "S/16"], "too few to learn from"),
         (["train", "digits", "--train.lr", "-1"], "lr is -1.0"),
         (["train", "digits", "--device", "gpu"], "device gpu cannot be used"),
         (["train", "digits", "--device", "meta"], "device meta cannot be used"),
         (["resume", "nowhere"], "nowhere is no run"),
-        (["resume", 300 * "x"], "File name too long, choose a shorter one"),
+        (["resume", 300 * "x"], "File name too long, shorten it"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, caplog, folder, tmp_path, monkeypatch, arguments, answer):
