@@ -145,7 +145,7 @@ def test_a_wrong_number_of_channels_is_broken():
 
 def test_the_channels_wanted_are_those_that_training_chooses():
     for colours in (arrays(40, channels=3), arrays(100, channels=1) + arrays(1, channels=3)):
-        source = Fake([*arrays(3, channels=4), *colours])
+        source = Fake([*arrays(3, channels=5), *colours])
         channels, seen = look(source).channels, examine(source, workers=0)
         loader = Loader(
             source, Preprocess(size=8, channels=channels), DataConfig(workers=0), progress=False
