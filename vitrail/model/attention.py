@@ -34,8 +34,8 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head."""
-        x = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, h, d)
-        q, k, v = (part.transpose(1, 2) for part in x.unbind(2))  # each (B, h, N, d)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # each (B, N, h, d)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # each (B, h, N, d)
         return rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v
 
     def weights(

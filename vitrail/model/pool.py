@@ -35,9 +35,8 @@ class AttentionPool(nn.Module):
         """The one query, and the keys and values of all tokens."""
         q = self.q(self.latent).expand(x.shape[0], -1, -1)  # (B, 1, D)
         q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, h, 1, d)
-        x = self.kv(x).unflatten(-1, (2, self.heads, -1))  # (B, P, 2, h, d)
-        k, v = (part.transpose(1, 2) for part in x.unbind(2))  # each (B, h, P, d)
-        return q, k, v
+        k, v = self.kv(x).unflatten(-1, (2, self.heads, -1)).unbind(2)  # each (B, P, h, d)
+        return q, k.transpose(1, 2), v.transpose(1, 2)
 
     def weights(self, x: Tensor) -> Tensor:  # (B, P, D)
         """How much each token is listened to, by each head."""
