@@ -228,6 +228,11 @@ def test_a_trial_that_a_dead_process_left_is_gone_on_with(look, tmp_path, monkey
     assert all(one.state == optuna.trial.TrialState.COMPLETE for one in study.trials)
 
 
+def test_a_search_takes_every_seed_that_a_run_takes(tmp_path):
+    trial = shared.next_trial(shared.open_study(tmp_path), tmp_path, "me", 1, 2**63 - 1)
+    assert 0 <= trial.suggest_float("train.lr", 0, 1) <= 1
+
+
 def test_a_trial_worse_than_most_is_ended(tmp_path):
     study = shared.open_study(tmp_path)
     for value in (0.7, 0.8, 0.9, 0.9, 0.9):

@@ -198,7 +198,7 @@ def next_trial(study: "Study", folder: Path, me: str, most: int, seed: int) -> "
         count = len(trials)
         random = min(10, max(STARTUP, most // 3))
         study.sampler = optuna.samplers.TPESampler(
-            seed=1000 * seed + count, n_startup_trials=random
+            seed=(1000 * seed + count) % 2**32, n_startup_trials=random
         )
         trial = study.ask()
         trial.set_user_attr(OWNER, me)
