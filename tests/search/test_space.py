@@ -57,6 +57,8 @@ def test_ranges_and_choices_are_read_with_and_without_sections(tmp_path):
         ('"train.lr" = {low = 1e-2, high = 1e-4}', "give low below high"),
         ('"train.lr" = {low = 0.0, high = 1e-2, log = true}', "begins above 0"),
         ('"train.lr" = {low = -1.0, high = 1e-2}', "lr is -1.0"),
+        ('"train.batch" = {low = 1, high = 1_000_000_000_000_000_000_000}', "within 1e18"),
+        ('"train.lr" = {low = 0.1, high = 1, points = 1_000_000_000_000}', "of 2 to 10000"),
         ('"train.lr" = 3', "give a list of choices"),
         ('"train.lr" = []', "give different numbers"),
         ('"train.optimizer" = ["adam"]', "choose one of adamw, muon"),

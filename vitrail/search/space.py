@@ -22,6 +22,7 @@ RATES = {"muon": (1e-3, 1e-1), "adamw": (1e-4, 1e-2)}
 FEWEST, MOST = 9, 400  # patches of an image
 POINTS = 3  # of a range, in a grid
 LARGEST = 10_000  # points of a grid
+FARTHEST = 10**18  # that a range may reach: whole numbers have 64 bits
 STRONGEST = 10  # times an augmentation: nothing of it is left to grow
 
 SPECIAL = {
@@ -141,13 +142,14 @@ def span(name: str, value: Any) -> Range:
     numbers = [value["low"], value["high"]]
     if any(isinstance(one, bool) or not isinstance(one, int | float) for one in numbers):
         raise UserError(f"{name} goes from {numbers[0]!r} to {numbers[1]!r}; give two numbers")
-    if not -math.inf < numbers[0] < numbers[1] < math.inf:
-        raise UserError(f"{name} goes from {numbers[0]} to {numbers[1]}; give low below high")
+    if not -FARTHEST <= numbers[0] < numbers[1] <= FARTHEST:
+        low, high = (f"{one!r:.30}" for one in numbers)
+        raise UserError(f"{name} goes from {low} to {high}; give low below high, within 1e18")
     log, points = value.get("log", False), value.get("points", POINTS)
     if not isinstance(log, bool) or (log and numbers[0] <= 0):
         raise UserError(f"{name} has log {log} and low {numbers[0]}; a log range begins above 0")
-    if not isinstance(points, int) or isinstance(points, bool) or points < 2:
-        raise UserError(f"{name} has {points!r} points; give a whole number of at least 2")
+    if not isinstance(points, int) or isinstance(points, bool) or not 2 <= points <= LARGEST:
+        raise UserError(f"{name} has {points!r:.30} points; give a whole number of 2 to {LARGEST}")
     return Range(low=numbers[0], high=numbers[1], log=log, points=points)
 
 
