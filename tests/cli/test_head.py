@@ -175,6 +175,8 @@ def test_what_is_no_head_is_not_written_over(capsys, other):
     code, _, _ = call(capsys, "head", other, "digits", "--out", other)
     assert "exists and is no readable head; remove it, or give another --out" in code
     assert other.read_bytes() == before
+    code, _, _ = call(capsys, "head", other, "digits", "--out", other.parent)
+    assert "is a folder; give the name of a file" in code
 
 
 @pytest.mark.usefixtures("no_features")

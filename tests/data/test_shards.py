@@ -153,7 +153,9 @@ def test_a_name_with_dots_in_front_is_only_a_name(tmp_path):
 
 
 def test_images_whose_key_has_a_dot_are_left_out_by_name(tmp_path):
-    tar(tmp_path / "x" / "0.tar", pairs(0, 20) | {"a/b.v2.JPG": b"x", "a/b.v2.cls": b"1"})
+    beside = {f"{name.partition('.')[0]}.seg.png": b"a mask" for name in pairs(0, 20)}
+    dotted = {"a/b.v2.JPG": b"x", "a/b.v2.cls": b"1"}
+    tar(tmp_path / "x" / "0.tar", pairs(0, 20) | beside | dotted)
     for _ in range(2):  # from the tar file, then from the index that was kept
         assert list(open_data(tmp_path / "x").ignored) == ["0.tar:a/b.v2.JPG"]
 

@@ -47,7 +47,7 @@ def test_a_broken_validation_image_stops_a_run_that_ends_as_if_it_never_had(
 ):
     whole = on_photos("whole", UNKEPT)
     mend = broken("val/light/0.png")
-    with pytest.raises(UserError, match=r"val/light/0\.png: .*; leave it out with --data\.skip-"):
+    with pytest.raises(UserError, match=r"val/light/0\.png: .* leave it out with --data\.skip-"):
         on_photos("part", UNKEPT)
     assert state.load(tmp_path / "part" / "state").step == 12
     with pytest.raises(UserError, match=r"val/light/0\.png"):  # looks first, and fails again

@@ -282,6 +282,13 @@ def test_a_run_without_a_line_of_journal_has_a_page(tmp_path):
     )
 
 
+def test_a_finished_run_without_predictions_or_data_has_a_page(tmp_path):
+    folder = write_run(tmp_path / "run", images(["a", "b"], each=20))
+    (folder / "predictions.safetensors").unlink()
+    made = report.make(folder)
+    assert not made.pictures and "test images are recognised" in words(made.path.read_text())
+
+
 def test_a_journal_without_training_accuracy_still_draws(tmp_path):
     source = images(["a", "b"], each=20)
     folder = write_run(tmp_path / "run", source)

@@ -64,7 +64,7 @@ def test_who_stops_a_run_hears_how_it_goes_on(photos, stop_at, tmp_path, capsys)
     with pytest.raises(Stopped):
         run.train(photos, out=tmp_path / "my run", changes=FEW, report=False)
     told = capsys.readouterr().err
-    assert f"stopped after step 3 and saved; `vitrail resume '{tmp_path}/my run'` goes on" in told
+    assert f"stopped after step 3; `vitrail resume '{tmp_path}/my run'` goes on" in told
 
 
 @pytest.mark.parametrize("step", [1, 7, 22, 23])
@@ -228,12 +228,14 @@ def test_two_lengths_are_refused(digits, train, wish):
         digits(changes={"train": train}, **wish)
 
 
-def test_minutes_win_over_the_length_of_a_recipe_file(tmp_path):
+def test_a_flag_wins_over_the_length_of_a_recipe_file(tmp_path):
     (tmp_path / "r.toml").write_text("[train]\nepochs = 7\nsteps = 100\nlr = 0.1")
     assert run.asked_table(tmp_path / "r.toml", {}, 2, None) == {"train": {"lr": 0.1}}
-    flags = {"train": {"steps": 5}}
-    told = {"train": {"epochs": 7, "steps": 5, "lr": 0.1}}
-    assert run.asked_table(tmp_path / "r.toml", flags, None, None) == told
+    for length in ({"steps": 5}, {"epochs": 5}):
+        told = {"train": {"lr": 0.1, **length}}
+        assert run.asked_table(tmp_path / "r.toml", {"train": length}, None, None) == told
+    whole = {"train": {"epochs": 7, "steps": 100, "lr": 0.1}}
+    assert run.asked_table(tmp_path / "r.toml", {}, None, None) == whole
 
 
 @pytest.mark.parametrize(("every", "looks"), [(0, 1), (1, 2)])

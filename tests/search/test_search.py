@@ -336,6 +336,13 @@ def test_minutes_and_steps_are_refused_before_a_trial(look, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_minutes_and_a_space_of_lengths_are_refused_before_a_trial(look, tmp_path):
+    (tmp_path / "space.toml").write_text('"train.epochs" = [1, 2]')
+    with pytest.raises(UserError, match=r"the space has train\.epochs; leave out --minutes"):
+        look(minutes=2, changes=TIMED, space=tmp_path / "space.toml")
+    assert not (tmp_path / "out").exists()
+
+
 def test_minutes_that_are_over_before_the_first_trial_are_told(look):
     with pytest.raises(UserError, match="no trial was finished; give more --minutes"):
         look(trials=3, minutes=1, changes=TIMED, began=time.monotonic() - 60)

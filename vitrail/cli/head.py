@@ -48,7 +48,7 @@ def head(
         layers: blocks whose features are joined, from 0, or from -1 down; by default the last one
         shots: learn also from so few images of each class: 5 draws, mean and spread
         out: file for the best head, by default head.skops beside the model, or in this
-            folder if that place cannot be written to
+            folder if the model is not on this machine or its folder cannot be written to
         batch: images at once
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
         skip_broken: go on without images that cannot be read

@@ -92,8 +92,9 @@ def run(arguments: list[str]) -> None:
 def unread(number: int) -> bool:
     """Whether this stream is a pipe that nobody reads any more, as in `vitrail models | head`."""
     watch = select.poll()
-    watch.register(number, 0)
-    return any(event & select.POLLERR for _, event in watch.poll(0))
+    watch.register(number, select.POLLOUT)
+    gone = select.POLLERR | select.POLLHUP  # systems differ in what they call it
+    return any(event & gone for _, event in watch.poll(0))
 
 
 def carry_out(arguments: list[str]) -> None:

@@ -303,7 +303,7 @@ class Pictures:
             raise
         except UserError as error:
             raise UserError(
-                f"{error}; leave it out with --data.skip-broken, or put it back as it was"
+                f"{error}; put it back as it was, or leave it out with --data.skip-broken"
             ) from error
 
     def picture(self, pixels: NDArray[np.uint8], luck: augment.Luck) -> NDArray[np.uint8]:

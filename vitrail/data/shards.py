@@ -194,7 +194,7 @@ def read_index(shard: Path) -> Index:
     """Reads every header of a tar file, and the text of every `.cls`."""
     images: dict[str, tuple[int, int, int]] = {}
     labels: dict[str, str] = {}
-    dotted: list[str] = []
+    dotted: list[tuple[str, str]] = []  # the name of a picture, and the key it would have
     try:
         with open(shard, "rb") as file:
             for member in members(file):
@@ -211,7 +211,7 @@ def read_index(shard: Path) -> Index:
         places[:, 0].copy(),
         places[:, 1].copy(),
         places[:, 2].astype(np.uint8),
-        Names(dotted),
+        Names(name for name, key in dotted if key not in images),
     )
 
 
@@ -237,7 +237,7 @@ def add_member(
     file: BinaryIO,
     images: dict[str, tuple[int, int, int]],
     labels: dict[str, str],
-    dotted: list[str],
+    dotted: list[tuple[str, str]],
 ) -> None:
     """Notes a member as an image, with its offset, size and ending, as a label, or as left out."""
     folder, name = os.path.split(member.name)
@@ -258,4 +258,4 @@ def add_member(
         if not labels[key]:
             raise UserError(f"{member.name} has no label")
     elif suffix.endswith(ENDINGS):
-        dotted.append(member.name)
+        dotted.append((member.name, key))  # beside an image of that key it is its mask or alike

@@ -78,8 +78,11 @@ def compare(folders: Sequence[str | Path]) -> list[Entry]:
         else:
             rivals = held_against(record, judged)
             best = max(rivals, key=test_accuracy)
+            others = [test_images(other) for other in judged if other is not record]
             if record is not best:
                 difference = differ(record, best, len(rivals) - 1)
+            elif others and not {None, test_images(record)} & set(others):
+                note = "is the only one with its test images"
             elif len(rivals) == len(judged):
                 note = "is the best on test images"
             else:

@@ -211,8 +211,8 @@ class Driver:
         """The run stays as it stands, and the user hears how it goes on."""
         self.save()
         self.live.say(
-            f"stopped after step {self.facts['step']} and saved; "
-            f"`vitrail resume {shlex.quote(str(self.folder))}` goes on"
+            f"stopped after step {self.facts['step']}; "
+            f"`vitrail resume {shlex.quote(str(self.folder))}` goes on from what was saved"
         )
 
     def save(self) -> None:

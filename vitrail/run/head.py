@@ -275,6 +275,8 @@ def check_place(path: Path, model: ViT) -> None:
     """Refuses to write over anything but an earlier head of the same weights."""
     if not path.exists():
         return
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give the name of a file")
     try:
         weights = keep.load(path).weights
     except UserError as error:

@@ -69,7 +69,9 @@ def whole(line: Any) -> bool:
     """Whether a line has the numbers that others read off it."""
     if not isinstance(line, dict) or not isinstance(line.get("step"), int):
         return False
-    needed = NUMBERS.get(str(line.get("kind")), ("kind",))
+    needed = NUMBERS.get(str(line.get("kind")))
+    if needed is None:
+        return False
     known = [line[name] for name in WHERE_KNOWN if line.get(name) is not None]
     numbers = [line.get(name) for name in needed] + known
     return all(isinstance(number, int | float) for number in numbers)

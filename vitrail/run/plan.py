@@ -70,7 +70,9 @@ def plan(
                 f"{minutes:g} minutes are over before a step is taken; give --minutes {least:g}"
             )
         settings = replace(settings, steps=steps, epochs=math.ceil(steps / loader.steps))
-    elif settings.steps == 0:
+    elif settings.steps:
+        settings = replace(settings, epochs=math.ceil(settings.steps / loader.steps))
+    else:
         settings = replace(settings, steps=settings.epochs * loader.steps)
     seconds = settings.steps * step + after
     live.say(f"{settings.steps:,} steps of {settings.batch} images, about {duration(seconds)}")

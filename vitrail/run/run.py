@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 
 LAUNCH = ".launch"  # in a run folder: which torchrun began it
 DATA = ".data"  # there too: the checksum of the data it began with
+LENGTHS = ("epochs", "steps")  # settings that say how long a run is
 MARKS = (".lock", LAUNCH, DATA)  # all that a run leaves before it begins
 
 
@@ -273,14 +274,16 @@ def asked_table(
     minutes: float | None,
     epochs: int | None,
 ) -> dict[str, Any]:
-    """What a recipe file and flags set; minutes or epochs win over how long the file says."""
+    """What a recipe file and flags set; one flag may say how long, and wins over the file."""
     check(Recipe, changes)
     table = read_recipe(recipe) if recipe else {}
-    if minutes is not None or epochs is not None:
-        for name in ("epochs", "steps"):
-            if changes.get("train", {}).get(name):
-                flag = "minutes" if epochs is None else "epochs"
-                raise UserError(f"{flag} and train.{name} both say how long; give one of them")
+    wishes = {"minutes": minutes, "epochs": epochs}
+    lengths = [name for name, wish in wishes.items() if wish is not None]
+    lengths += [f"train.{one}" for one in LENGTHS if changes.get("train", {}).get(one)]
+    if len(lengths) > 1:
+        raise UserError(f"{lengths[0]} and {lengths[1]} both say how long; give one of them")
+    if lengths:
+        for name in LENGTHS:
             table.get("train", {}).pop(name, None)
     return merge(table, changes)
 

@@ -150,6 +150,10 @@ def planned(
 ) -> tuple[Path, Plan]:
     """The plan that is asked for, and its folder, where it is written if there is none."""
     given = read_space(space) if space else None
+    if minutes is not None or wishes.get("epochs") is not None:
+        for name in run.LENGTHS:
+            if f"train.{name}" in (given or {}):
+                raise UserError(f"the space has train.{name}; leave out --minutes and --epochs")
     source = open_data(data, columns=columns_of(table))
     if not len(indices(source, "val")):
         raise UserError(f"{source.name} has no validation images, by which settings are chosen")
@@ -537,6 +541,7 @@ def tested(
 
 
 def alike(one: Recipe, other: Recipe) -> bool:
-    """Whether two recipes differ in nothing but how long they train."""
+    """Whether two recipes differ in nothing but how long they train, and what is left out."""
     train = replace(one.train, steps=other.train.steps, epochs=other.train.epochs)
-    return replace(one, train=train) == other
+    data = replace(one.data, skip_broken=other.data.skip_broken)
+    return replace(one, train=train, data=data) == other
