@@ -21,10 +21,11 @@ from vitrail.training.distributed import ALONE, Together
 from vitrail.training.learner import Learner
 
 LOOKING = 0.02  # most of the time that may go into looking at validation images
-TRIAL = 3.0  # seconds that are timed for each kind of step
-LEAST, MOST = 0.02, 0.05  # part of the minutes that this may be: more in long runs, less in short
+TRIAL = 3.0  # seconds in which each kind of step is timed, where that is not too much
+SHARE, LONGEST = 0.05, 60.0  # part of the minutes, and seconds, that the timing may take
 ENDING = 1.0  # seconds to write the results
-SLOWER = 1.04  # a step later on, against one of the first seconds: machines warm up, others wake
+SLOWER = 1.02  # a step later on, against a timed one: reports, saves, the machine's own work
+HICCUPS = 0.1  # part of the timed steps, the slowest, that do not count: other programs wake too
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
@@ -48,10 +49,7 @@ def plan(
     Of processes that time their steps together, the first decides.
     """
     settings = recipe.train
-    trial = TRIAL
-    if minutes is not None:
-        trial = min(3 * TRIAL, max(LEAST * 60 * minutes, min(TRIAL, MOST * 60 * minutes)))
-    timing = measure(recipe, loader, learner, trial, together)
+    timing = measure(recipe, loader, learner, timed(settings, minutes), together)
     if not together.first:
         return recipe
     counts = {split: len(indices(loader.source, split)) for split in SPLITS}
@@ -79,6 +77,14 @@ def plan(
     if minutes is None and seconds > auto.LONG:
         live.say("for a shorter run, stop this one and give --minutes, such as --minutes 60")
     return replace(recipe, train=replace(settings, evaluate_every=every))
+
+
+def timed(settings: TrainConfig, minutes: float | None) -> float:
+    """Seconds for each kind of step: the longer the run, the surer the forecast should be."""
+    if minutes is None:
+        return TRIAL
+    share, kinds = SHARE * 60 * minutes, 2 if settings.drop_patches else 1
+    return max(min(TRIAL, share), min(LONGEST, share) / kinds)
 
 
 def measure(
@@ -127,7 +133,7 @@ def seconds_per_image(learner: Learner, loader: Loader) -> float:
 
 
 def paced(steps: Iterator[object], seconds: float, enough: list[int]) -> float:
-    """The seconds of a usual step: the median, as another program may wake for a moment."""
+    """The seconds of a step on average, as the speed of a machine drifts; without the slowest."""
     times: list[float] = []
     start = time.perf_counter()
     for _ in steps:
@@ -136,4 +142,4 @@ def paced(steps: Iterator[object], seconds: float, enough: list[int]) -> float:
         start = now
         if sum(times) >= seconds and len(times) >= 3:
             enough.append(len(times))  # ends the steps, of all processes at once
-    return statistics.median(times)
+    return statistics.fmean(sorted(times)[: math.ceil((1 - HICCUPS) * len(times))])
