@@ -40,7 +40,7 @@ def test_a_machine_that_drifts_counts_on_average(monkeypatch):
 def test_the_timing_takes_a_twentieth_of_the_minutes_and_a_minute_at_most():
     plain, dropping = TrainConfig(), TrainConfig(drop_patches=0.5)
     assert [timed(plain, minutes) for minutes in (0.5, 1, 10, 100)] == [1.5, 3, 30, 60]
-    assert [timed(dropping, minutes) for minutes in (0.5, 1, 10, 100)] == [1.5, 3, 15, 30]
+    assert [timed(dropping, minutes) for minutes in (0.5, 1, 10, 100)] == [0.75, 1.5, 15, 30]
     assert timed(plain, None) == timed(dropping, None) == 3
 
 

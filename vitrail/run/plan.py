@@ -21,8 +21,8 @@ from vitrail.training.distributed import ALONE, Together
 from vitrail.training.learner import Learner
 
 LOOKING = 0.02  # most of the time that may go into looking at validation images
-TRIAL = 3.0  # seconds in which each kind of step is timed, where that is not too much
-SHARE, LONGEST = 0.05, 60.0  # part of the minutes, and seconds, that the timing may take
+TRIAL = 3.0  # seconds in which each kind of step is timed, where no minutes are given
+SHARE, LONGEST = 0.05, 60.0  # part of the minutes, and seconds at most, in which all are timed
 ENDING = 1.0  # seconds to write the results
 SLOWER = 1.02  # a step later on, against a timed one: reports, saves, the machine's own work
 HICCUPS = 0.1  # part of the timed steps, the slowest, that do not count: other programs wake too
@@ -83,8 +83,7 @@ def timed(settings: TrainConfig, minutes: float | None) -> float:
     """Seconds for each kind of step: the longer the run, the surer the forecast should be."""
     if minutes is None:
         return TRIAL
-    share, kinds = SHARE * 60 * minutes, 2 if settings.drop_patches else 1
-    return max(min(TRIAL, share), min(LONGEST, share) / kinds)
+    return min(LONGEST, SHARE * 60 * minutes) / (2 if settings.drop_patches else 1)
 
 
 def measure(

@@ -103,8 +103,6 @@ class Wishes:
     def __post_init__(self) -> None:
         if self.minutes is not None and not 0 < self.minutes <= 1e7:
             raise UserError(f"minutes is {self.minutes:g}; give a number above 0, at most 1e7")
-        if self.minutes is not None and self.epochs is not None:
-            raise UserError("minutes and epochs both say how long; give one of them")
 
 
 def train(
