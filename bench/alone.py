@@ -46,12 +46,13 @@ def megabytes(bench: str, peer: str, name: str, batch: int) -> float:
 
 def main(bench: str, contender: str, name: str, batch: str, start: str, file: str) -> None:
     """The process itself; `start` is the time at which it was ordered."""
-    prepared(bench, contender, name, int(batch), file)()
+    prepared(bench, contender, name, 1, file)()
     first = time.time() - float(start)
     before = forget_peak()
     run = prepared(bench, contender, name, int(batch), file)
     run()
-    run()  # only now gradients and the optimizer's state lie in memory together
+    if bench == "step":
+        run()  # only now gradients and the optimizer's state lie in memory together
     print(json.dumps({"seconds": first, "megabytes": resident("VmHWM") - before}))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 REPEATS = 2  # of all cases of a bench, one after the other: minutes lie between those of a case
 TURN = 0.1  # seconds: a shorter task is called several times in a row, and the mean counts
+LONG = 1.0  # seconds: a call that takes longer needs no other to warm up, and counts
 FEWEST = 2  # rounds of a case in a repeat, however long they take
 NOTICED, RESOLUTION = 0.01, 0.05  # ratios that differ by less are equal, by more are not
 
@@ -86,10 +87,12 @@ def interleave(tasks: Mapping[str, Task], budget: Budget) -> dict[str, list[floa
     Ends after the budget's rounds or seconds, whichever come first, but not before `FEWEST` rounds.
     """
     start = perf_counter()
-    calls = {name: warm_up(task) for name, task in tasks.items()}
-    times: dict[str, list[float]] = {name: [] for name in tasks}
+    first = {name: time(task, 1) for name, task in tasks.items()}
+    calls = {name: calls_in_a_turn(task, first[name]) for name, task in tasks.items()}
+    warm = min(first.values()) >= LONG
+    times: dict[str, list[float]] = {name: [first[name]] if warm else [] for name in tasks}
     order, luck = list(tasks), random.Random(0)
-    for done in range(budget.rounds):
+    for done in range(warm, budget.rounds):
         if done >= FEWEST and perf_counter() - start >= budget.seconds:
             break
         luck.shuffle(order)
@@ -98,11 +101,9 @@ def interleave(tasks: Mapping[str, Task], budget: Budget) -> dict[str, list[floa
     return times
 
 
-def warm_up(task: Task) -> int:
-    """Calls the task, twice if it is quick, and says how many calls fill a turn."""
-    if time(task, 1) >= TURN:
-        return 1
-    return max(1, round(TURN / time(task, 1)))
+def calls_in_a_turn(task: Task, first: float) -> int:
+    """A quick task is called once more: its first call was not warm."""
+    return 1 if first >= TURN else max(1, round(TURN / time(task, 1)))
 
 
 def time(task: Task, calls: int) -> float:
