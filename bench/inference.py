@@ -28,7 +28,11 @@ RUNTIMES = {runtime.NAME: runtime.prepare}  # measured beside the eager peers, n
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
     cases = [
-        Case(label=label(name, batch), unit="ms", measure=timed(partial(tasks, name, batch)))
+        Case(
+            label=label(name, batch),
+            unit="ms",
+            measure=timed(partial(tasks, name, batch), alike=True),
+        )
         for name, batch in CASES
     ]
     return {"cases": measure(cases, budget, tick)}

@@ -20,7 +20,11 @@ CASES = [("Mini/4", 128), ("Ti/16", 8)]
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
     cases = [
-        Case(label=label(name, batch), unit="ms", measure=timed(partial(tasks, name, batch)))
+        Case(
+            label=label(name, batch),
+            unit="ms",
+            measure=timed(partial(tasks, name, batch), alike=True),
+        )
         for name, batch in CASES
     ]
     found = measure(cases, budget, tick)
