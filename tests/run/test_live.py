@@ -40,3 +40,17 @@ def test_plain_lines_tell_the_time_left(clock, capsys):
     assert first == "step 51 of 100  epoch 1  loss 2.000  3 images/s"
     assert last.endswith("3 images/s  47 minutes left")
     assert epoch.endswith("validation 50.0%  47 minutes left")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.4, "0 seconds"),
+        (1.2, "1 second"),
+        (89, "89 seconds"),
+        (91, "2 minutes"),
+        (9000, "2.5 hours"),
+    ],
+)
+def test_a_duration_is_told_in_the_unit_that_one_would_use(seconds, told):
+    assert live.duration(seconds) == told

@@ -84,5 +84,5 @@ def bar(console: Console) -> Progress:
 
 def duration(seconds: float) -> str:
     if seconds < 90:
-        return f"{seconds:.0f} seconds"
+        return f"{seconds:.0f} second{'s' * (round(seconds) != 1)}"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
