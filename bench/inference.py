@@ -27,15 +27,21 @@ RUNTIMES = {runtime.NAME: runtime.prepare}  # measured beside the eager peers, n
 
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
-    cases = [
+    return {"cases": measure(cases_of(tasks, CASES), budget, tick)}
+
+
+def cases_of(
+    tasks: Callable[[str, int], dict[str, Task]], sizes: list[tuple[str, int]]
+) -> list[Case]:
+    """A case for each model and batch, in which `tasks` call the models."""
+    return [
         Case(
             label=label(name, batch),
             unit="ms",
             measure=timed(partial(tasks, name, batch), alike=True),
         )
-        for name, batch in CASES
+        for name, batch in sizes
     ]
-    return {"cases": measure(cases, budget, tick)}
 
 
 def tasks(name: str, batch: int) -> dict[str, Task]:

@@ -1,15 +1,14 @@
 """Training steps: forward, backward and the same optimizer for all; and where their time goes."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from bench.inference import label
+from bench.inference import cases_of
 from bench.limit import LIMIT, limit
-from bench.measure import Budget, Case, Task, Tick, measure, timed
+from bench.measure import Budget, Task, Tick, measure
 from bench.peers import PEERS
 from bench.shares import shares
 from vitrail.model.config import ViTConfig
@@ -19,15 +18,7 @@ CASES = [("Mini/4", 128), ("Ti/16", 8)]
 
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
-    cases = [
-        Case(
-            label=label(name, batch),
-            unit="ms",
-            measure=timed(partial(tasks, name, batch), alike=True),
-        )
-        for name, batch in CASES
-    ]
-    found = measure(cases, budget, tick)
+    found = measure(cases_of(tasks, CASES), budget, tick)
     where = []
     for (name, batch), case in zip(CASES, found, strict=True):
         tick(1.0, f"{case['label']}, where the time goes")
