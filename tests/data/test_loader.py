@@ -372,3 +372,20 @@ def test_png_and_odd_sizes_come_through():
     contents = [encoded(photo(k, 20 + 9 * k, 200 - 9 * k), "PNG") for k in range(20)]
     batches = first(2, Fake(contents), LARGE, replace(STRONG, workers=2), batch=4)
     assert all(batch.images.shape == (4, 3, 72, 72) for batch in batches)
+
+
+def slow_at_first(task, slot, note):
+    """The first task takes until three others are done."""
+    folder, number = task
+    deadline = time.monotonic() + 10
+    while number == 0 and len(list(folder.iterdir())) < 3:
+        assert time.monotonic() < deadline, "nobody did more than a fair share"
+        time.sleep(0.01)
+    (folder / str(number)).touch()
+    return number
+
+
+def test_a_worker_that_is_fast_does_more_and_the_order_stays(tmp_path):
+    tasks = [(tmp_path, number) for number in range(12)]
+    replies = [reply for _, reply, _ in workers.ahead(slow_at_first, tasks, workers=2)]
+    assert replies == list(range(12))

@@ -10,7 +10,6 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -27,10 +26,11 @@ Task = TypeVar("Task")
 Reply = TypeVar("Reply")
 # Does one task: may fill the slot, answers something small, and notes each item it is on.
 Work = Callable[[Task, Slot, Note], Reply]
+Answer = tuple[str, Any]  # "done" and the reply, or what went wrong and the message
 
 # A fork shares the decoded images without a copy; macOS forbids it and Windows has none.
 METHOD = "fork" if sys.platform == "linux" else "spawn"
-AHEAD = 2  # tasks in the hands of each worker
+AHEAD = 2  # tasks in the hands of each worker: one to do, and the next
 
 
 def default_workers() -> int:
@@ -66,47 +66,76 @@ def ahead(
             yield task, work(task, slot, lambda item: None), slot
         return
     context = multiprocessing.get_context(METHOD)
+    count = 2 * AHEAD * workers  # half of them for what is done before its turn
+    size = max(1, count * room)
+    # a fork shares a mapping; a RawArray would be filled with zeros first
+    memory = mmap.mmap(-1, size) if METHOD == "fork" else context.RawArray("B", size)
     team: list[Worker] = []
     try:
         try:
             for _ in range(workers):
-                team.append(Worker(context, work, room, name))
+                team.append(Worker(context, work, (memory, count, room), name))
         except OSError as error:
             why = f"cannot start reading process {len(team) + 1}: {files.refusal(error)}"
             raise UserError(f"{why}, or take --data.workers {len(team)}") from error
-        yield from take_turns(team, iter(tasks))
+        yield from in_order(team, slots_in(memory, count, room), iter(tasks))
     finally:
         for worker in team:
             worker.stop()
 
 
-def take_turns(team: "list[Worker]", tasks: Iterator[Task]) -> Iterator[tuple[Task, Any, Slot]]:
-    """Deals the tasks round and round; a slot that was looked at gets the next one."""
-    waiting: deque[tuple[Worker, int, Task]] = deque()
-    for turn, task in enumerate(islice(tasks, AHEAD * len(team))):
-        number, slot = turn % len(team), turn // len(team)
-        team[number].send(slot, task)
-        waiting.append((team[number], slot, task))
-    while waiting:
-        worker, slot, task = waiting.popleft()
-        yield task, worker.reply(), worker.slots[slot]
-        for task in islice(tasks, 1):
-            worker.send(slot, task)
-            waiting.append((worker, slot, task))
+def in_order(
+    team: "list[Worker]", slots: NDArray[np.uint8], tasks: Iterator[Task]
+) -> Iterator[tuple[Task, Any, Slot]]:
+    """Whoever has least to do takes the next task; what is done waits until its turn comes."""
+    free = list(range(len(slots)))  # the last one used is the first to be used again
+    waiting: deque[tuple[Task, int]] = deque()  # given to a worker, with their slots
+    done: dict[int, Answer] = {}  # by slot
+    while True:
+        while free and (worker := min(team, key=lambda worker: worker.busy)).busy < AHEAD:
+            if (task := next(tasks, None)) is None:
+                break
+            waiting.append((task, free.pop()))
+            worker.send(waiting[-1][1], task)
+        if not waiting:
+            return
+        task, slot = waiting[0]
+        if slot in done:
+            waiting.popleft()
+            yield task, opened(done.pop(slot)), slots[slot]
+            free.append(slot)
+        else:
+            done |= answers(team)
+
+
+def answers(team: "list[Worker]") -> dict[int, Answer]:
+    """What the workers have done, by slot, as soon as there is something."""
+    ready = wait([worker.pipe for worker in team])  # so is the pipe of one that died
+    return dict(worker.receive() for worker in team if worker.pipe in ready)
+
+
+def opened(answer: Answer) -> Any:
+    kind, content = answer
+    if kind == "refused":
+        raise Refused(content)
+    if kind == "mistake":
+        raise UserError(content)
+    if kind == "bug":
+        raise RuntimeError(f"in a reading process:\n{content}")
+    return content
 
 
 class Worker:
     """The other process, seen from this one."""
 
-    def __init__(self, context: Any, work: Any, room: int, name: Callable[[int], str]):
-        size = max(1, AHEAD * room)
-        # a fork shares a mapping; a RawArray would be filled with zeros first
-        memory = mmap.mmap(-1, size) if METHOD == "fork" else context.RawArray("B", size)
-        self.slots = slots_in(memory, room)
+    def __init__(
+        self, context: Any, work: Any, room: tuple[Any, int, int], name: Callable[[int], str]
+    ):
+        self.busy = 0  # tasks in its hands
         self.on = context.RawValue("q", -1)
         self.name = name
         self.pipe, theirs = context.Pipe()
-        arguments = (theirs, work, memory, room, self.on)
+        arguments = (theirs, work, room, self.on)
         self.process = context.Process(target=serve, args=arguments, daemon=True)
         with warnings.catch_warnings():
             # from Python 3.12 on: torch's idle threads are no danger to a child that starts none
@@ -115,25 +144,20 @@ class Worker:
         theirs.close()
 
     def send(self, slot: int, task: Any) -> None:
+        self.busy += 1
         try:
             self.pipe.send((slot, task))
         except OSError as error:
             raise self.death() from error
 
-    def reply(self) -> Any:
+    def receive(self) -> tuple[int, Answer]:
+        """The slot of a task that is done, and how it went."""
         try:
-            if self.pipe not in wait([self.pipe, self.process.sentinel]):
-                raise self.death()
-            kind, answer = self.pipe.recv()
+            slot, answer = self.pipe.recv()
         except (EOFError, OSError) as error:
             raise self.death() from error
-        if kind == "refused":
-            raise Refused(answer)
-        if kind == "mistake":
-            raise UserError(answer)
-        if kind == "bug":
-            raise RuntimeError(f"in a reading process:\n{answer}")
-        return answer
+        self.busy -= 1
+        return slot, answer
 
     def death(self) -> UserError:
         self.process.join(5)
@@ -161,17 +185,17 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, 2**29)  # M_TRIM_THRESHOLD
 
 
-def slots_in(memory: Any, room: int) -> NDArray[np.uint8]:
-    return np.frombuffer(memory, np.uint8)[: AHEAD * room].reshape(AHEAD, room)
+def slots_in(memory: Any, count: int, room: int) -> NDArray[np.uint8]:
+    return np.frombuffer(memory, np.uint8)[: count * room].reshape(count, room)
 
 
-def serve(pipe: Connection, work: Any, memory: Any, room: int, on: Any) -> None:
+def serve(pipe: Connection, work: Any, room: tuple[Any, int, int], on: Any) -> None:
     """The life of a worker: it ends with its parent, and leaves signals to all of them to it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     keep_freed_memory()
     torch.set_num_threads(1)  # after a fork more than one would wait forever
-    slots = slots_in(memory, room)
+    slots = slots_in(*room)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -192,6 +216,6 @@ def serve(pipe: Connection, work: Any, memory: Any, room: int, on: Any) -> None:
         except Exception:
             answer = "bug", traceback.format_exc()
         try:
-            pipe.send(answer)
+            pipe.send((slot, answer))
         except OSError:  # nobody is there any more
             return
