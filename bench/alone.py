@@ -1,14 +1,17 @@
 """One contender alone in a fresh process: when its first answer comes, and the memory it takes."""
 
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from bench import runtime
 from vitrail.zoo.presets import preset
@@ -18,7 +21,7 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 ROOT = Path(__file__).resolve().parents[1]  # from where a new process finds all modules
 
 
-def ask(*words: str, environment: dict[str, str] | None = None) -> dict[str, float]:
+def ask(*words: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
     """What a process started by `python -m` with these words answers in its last line."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", *words],
@@ -29,31 +32,46 @@ def ask(*words: str, environment: dict[str, str] | None = None) -> dict[str, flo
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} failed:\n{done.stderr}")
-    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
 
 def seconds_to_answer(contender: str, name: str, file: str) -> float:
     """From the order of a process to its first answer about one image."""
-    words = ("bench.alone", "inference", contender, name, "1", str(time.time()), file)
-    return ask(*words)["seconds"]
+    words = ("inference", contender, str(time.time()), file, name, "1")
+    seconds: float = ask("bench.alone", *words)["seconds"]
+    return seconds
 
 
-def megabytes(bench: str, peer: str, name: str, batch: int) -> float:
-    words = ("bench.alone", bench, peer, name, str(batch), str(time.time()), "")
-    return ask(*words, environment=ENVIRONMENT)["megabytes"]
+def megabytes(bench: str, peer: str, cases: Sequence[tuple[str, int]]) -> list[float]:
+    """What each case takes at its peak, one after the other in the same process."""
+    words = [str(word) for case in cases for word in case]
+    found: list[float] = ask(
+        "bench.alone", bench, peer, str(time.time()), "", *words, environment=ENVIRONMENT
+    )["megabytes"]
+    return found
 
 
-def main(bench: str, contender: str, name: str, batch: str, start: str, file: str) -> None:
+def main(bench: str, contender: str, start: str, file: str, *cases: str) -> None:
     """The process itself; `start` is the time at which it was ordered."""
-    prepared(bench, contender, name, 1, file)()
+    names, batches = cases[::2], [int(batch) for batch in cases[1::2]]
+    prepared(bench, contender, names[0], 1, file)()
     first = time.time() - float(start)
+    peaks = [
+        peak(bench, partial(prepared, bench, contender, name, batch, file))
+        for name, batch in zip(names, batches, strict=True)
+    ]
+    print(json.dumps({"seconds": first, "megabytes": peaks}))
+
+
+def peak(bench: str, prepare: Callable[[], Callable[[], object]]) -> float:
+    gc.collect()  # of the case before
     before = forget_peak()
-    run = prepared(bench, contender, name, int(batch), file)
+    run = prepare()
     run()
     if bench == "step":
         run()  # only now gradients and the optimizer's state lie in memory together
-    print(json.dumps({"seconds": first, "megabytes": resident("VmHWM") - before}))
+    return resident("VmHWM") - before
 
 
 def prepared(bench: str, contender: str, name: str, batch: int, file: str) -> Callable[[], object]:

@@ -38,7 +38,7 @@ def cases_of(
         Case(
             label=label(name, batch),
             unit="ms",
-            measure=timed(partial(tasks, name, batch), alike=True),
+            measure=timed(partial(tasks, name, batch)),
         )
         for name, batch in sizes
     ]

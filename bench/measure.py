@@ -9,7 +9,6 @@ from typing import Any
 
 REPEATS = 2  # of all cases of a bench, one after the other: minutes lie between those of a case
 TURN = 0.1  # seconds: a shorter task is called several times in a row, and the mean counts
-LONG = 1.0  # seconds: a call of a model that takes longer needs no other to warm up
 FEWEST = 2  # rounds of a case in a repeat, however long they take
 NOTICED, RESOLUTION = 0.01, 0.05  # ratios that differ by less are equal, by more are not
 
@@ -76,28 +75,21 @@ def plain(row: Row) -> dict[str, Any]:
     return asdict(row) | {"steady": row.steady}
 
 
-def timed(
-    tasks: Callable[[], Mapping[str, Task]], *, alike: bool = False
-) -> Callable[[Budget], Times]:
+def timed(tasks: Callable[[], Mapping[str, Task]]) -> Callable[[Budget], Times]:
     """The measurement of a case whose tasks are made anew for each repeat."""
-    return lambda budget: interleave(tasks(), budget, alike=alike)
+    return lambda budget: interleave(tasks(), budget)
 
 
-def interleave(
-    tasks: Mapping[str, Task], budget: Budget, *, alike: bool = False
-) -> dict[str, list[float]]:
+def interleave(tasks: Mapping[str, Task], budget: Budget) -> dict[str, list[float]]:
     """Seconds of a call of each task, once per round, each round in another order.
 
     Ends after the budget's rounds or seconds, whichever come first, but not before `FEWEST` rounds.
-    Calls that are `alike` from the first on count from the first on, where they take long.
     """
     start = perf_counter()
-    first = {name: time(task, 1) for name, task in tasks.items()}
-    calls = {name: calls_in_a_turn(task, first[name]) for name, task in tasks.items()}
-    warm = alike and min(first.values()) >= LONG
-    times: dict[str, list[float]] = {name: [first[name]] if warm else [] for name in tasks}
+    calls = {name: warm_up(task) for name, task in tasks.items()}
+    times: dict[str, list[float]] = {name: [] for name in tasks}
     order, luck = list(tasks), random.Random(0)
-    for done in range(warm, budget.rounds):
+    for done in range(budget.rounds):
         if done >= FEWEST and perf_counter() - start >= budget.seconds:
             break
         luck.shuffle(order)
@@ -106,9 +98,11 @@ def interleave(
     return times
 
 
-def calls_in_a_turn(task: Task, first: float) -> int:
-    """A quick task is called once more: its first call was not warm."""
-    return 1 if first >= TURN else max(1, round(TURN / time(task, 1)))
+def warm_up(task: Task) -> int:
+    """Calls the task, twice if it is quick, and says how many calls fill a turn."""
+    if time(task, 1) >= TURN:
+        return 1
+    return max(1, round(TURN / time(task, 1)))
 
 
 def time(task: Task, calls: int) -> float:

@@ -16,7 +16,7 @@ from bench import inference, input, load, memory, step
 from bench.__main__ import Settings, main
 inference.CASES = [("Pico/4", 2)]
 step.CASES = [("Pico/4", 2)]
-memory.CASES = [("inference", "Pico/4", 1)]
+memory.CASES = {"inference": [("Pico/4", 1)]}
 input.IMAGES, input.TINIES, input.WORKERS = 64, 128, 1
 names = ("inference", "step", "input", "memory")
 main(Settings(names=names, rounds=1, seconds=0.1, out=Path(sys.argv[1])))
