@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 
 from vitrail.errors import UserError
 from vitrail.heads import knn
-from vitrail.heads.knn import NearestNeighbours, Search
+from vitrail.heads.knn import NearestNeighbours, Search, smallest
 
 
 def features(count, width=24, seed=0):
@@ -77,3 +78,11 @@ def test_rows_come_in_parts_without_a_difference(monkeypatch):
 def test_fewer_images_than_neighbours_are_told():
     with pytest.raises(UserError, match="k is 5; give a number from 1 to 3"):
         NearestNeighbours(5).fit(features(3), np.arange(3))
+
+
+@pytest.mark.parametrize("width", [11, 90, 400, 999, 5003, 50_017])
+def test_the_smallest_numbers_of_rows_of_any_width(width):
+    rows = torch.randn(7, width, generator=torch.Generator().manual_seed(0))
+    values, places = smallest(rows, 11)
+    assert torch.equal(values, rows.sort(dim=1).values[:, :11])
+    assert torch.equal(rows.gather(1, places), values)

@@ -22,6 +22,17 @@ def test_exact_gelu_is_x_times_the_normal_distribution():
     torch.testing.assert_close(mlp(x), mlp.fc2(z * torch.distributions.Normal(0, 1).cdf(z)))
 
 
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh"])
+def test_without_gradients_the_bend_takes_no_memory_and_changes_no_bit(kind):
+    mlp, x = Mlp(8, 16, kind), torch.randn(2, 3, 16)
+    before = x.clone()
+    bent = mlp.bend(x)
+    assert torch.equal(x, before)
+    with torch.no_grad():
+        assert mlp.bend(x).data_ptr() == x.data_ptr()
+    assert torch.equal(x, bent)
+
+
 def test_swiglu_gates_one_half_by_the_other():
     mlp, x = Mlp(4, 8, "swiglu"), torch.randn(3, 4)
     gate, value = mlp.fc1(x).split(8, dim=-1)

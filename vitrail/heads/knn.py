@@ -173,10 +173,15 @@ def smallest(rough: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if block < 4:
         found = rough.topk(count, dim=1, largest=False)
         return found.values, found.indices
-    whole = width // block * block
-    blocks = rough[:, :whole].unflatten(1, (-1, block))
-    chosen = blocks.amin(dim=2).topk(count, dim=1, largest=False).indices
-    inside = chosen[:, :, None] * block + torch.arange(block)
+    number = width // block
+    whole = number * block
+    # a block's numbers are neighbours; or, if it is short, as far apart as lets all blocks be
+    # compared at once
+    short = block < BLOCK
+    blocks = rough[:, :whole].unflatten(1, (block, number) if short else (number, block))
+    chosen = blocks.amin(dim=1 if short else 2).topk(count, dim=1, largest=False).indices
+    start, apart = (1, number) if short else (block, 1)
+    inside = chosen[:, :, None] * start + torch.arange(block) * apart
     rest = torch.arange(whole, width).expand(len(rough), -1)
     candidates = torch.cat([inside.flatten(1), rest], dim=1)
     values, order = rough.gather(1, candidates).topk(count, dim=1, largest=False)
