@@ -78,7 +78,7 @@ class Search:
         self.moved = self.rows - self.middle
         self.squares = self.moved.square().sum(dim=1)
         self.longest = float(self.squares.max().sqrt())
-        self.fast = torch.cat([-2 * self.moved, self.squares[:, None]], dim=1).float()
+        self.fast, self.fast_squares = self.moved.float(), self.squares.float()
 
     def __call__(self, x: NDArray[Any], k: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Distances and positions of the `k` nearest rows for each of `x`, the nearest first."""
@@ -116,11 +116,10 @@ class Search:
         """The `k` nearest and some more, as float32 has it: |x - y|^2 without |x|^2, which is the
         same for all rows y, in order; where they stand; and how wrong such a number can be."""
         moved = x - self.middle
-        ones = torch.ones(len(x), 1)
-        torch.mm(torch.cat([moved.float(), ones], dim=1), self.fast.T, out=room)
+        torch.addmm(self.fast_squares, moved.float(), self.fast.T, alpha=-2, out=room)
         reach = (moved.norm(dim=1) + self.longest).square()
         found = smallest(room, min(k + SPARE, len(self.rows)))
-        return *found, rounding(x.shape[1] + 1, torch.float32) * reach
+        return *found, rounding(x.shape[1], torch.float32) * reach
 
     def settled(self, x: Tensor, found: Candidates, k: int) -> tuple[Tensor, Tensor]:
         """Squared distances and positions in their true order, from the candidates."""
