@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,36 +37,32 @@ def ask(*words: str, environment: dict[str, str] | None = None) -> dict[str, Any
 
 def seconds_to_answer(contender: str, name: str, file: str) -> float:
     """From the order of a process to its first answer about one image."""
-    words = ("inference", contender, str(time.time()), file, name, "1")
+    words = ("inference", contender, name, str(time.time()), file)
     seconds: float = ask("bench.alone", *words)["seconds"]
     return seconds
 
 
 def megabytes(bench: str, peer: str, cases: Sequence[tuple[str, int]]) -> list[float]:
     """What each case takes at its peak, one after the other in the same process."""
-    words = [str(word) for case in cases for word in case]
-    found: list[float] = ask(
-        "bench.alone", bench, peer, str(time.time()), "", *words, environment=ENVIRONMENT
-    )["megabytes"]
+    words = [bench, peer, cases[0][0], str(time.time()), ""]
+    words += [str(word) for case in cases for word in case]
+    found: list[float] = ask("bench.alone", *words, environment=ENVIRONMENT)["megabytes"]
     return found
 
 
-def main(bench: str, contender: str, start: str, file: str, *cases: str) -> None:
-    """The process itself; `start` is the time at which it was ordered."""
-    names, batches = cases[::2], [int(batch) for batch in cases[1::2]]
-    prepared(bench, contender, names[0], 1, file)()
+def main(bench: str, contender: str, name: str, start: str, file: str, *cases: str) -> None:
+    """The process itself, which warms up with one image; `start` is when it was ordered."""
+    prepared(bench, contender, name, 1, file)()
     first = time.time() - float(start)
-    peaks = [
-        peak(bench, partial(prepared, bench, contender, name, batch, file))
-        for name, batch in zip(names, batches, strict=True)
-    ]
+    sizes = zip(cases[::2], cases[1::2], strict=True)
+    peaks = [peak(bench, contender, name, int(batch)) for name, batch in sizes]
     print(json.dumps({"seconds": first, "megabytes": peaks}))
 
 
-def peak(bench: str, prepare: Callable[[], Callable[[], object]]) -> float:
+def peak(bench: str, peer: str, name: str, batch: int) -> float:
     gc.collect()  # of the case before
     before = forget_peak()
-    run = prepare()
+    run = prepared(bench, peer, name, batch, "")
     run()
     if bench == "step":
         run()  # only now gradients and the optimizer's state lie in memory together

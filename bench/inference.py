@@ -35,11 +35,7 @@ def cases_of(
 ) -> list[Case]:
     """A case for each model and batch, in which `tasks` call the models."""
     return [
-        Case(
-            label=label(name, batch),
-            unit="ms",
-            measure=timed(partial(tasks, name, batch)),
-        )
+        Case(label=label(name, batch), unit="ms", measure=timed(partial(tasks, name, batch)))
         for name, batch in sizes
     ]
 

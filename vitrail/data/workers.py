@@ -66,19 +66,19 @@ def ahead(
             yield task, work(task, slot, lambda item: None), slot
         return
     context = multiprocessing.get_context(METHOD)
-    count = 2 * AHEAD * workers  # half of them for what is done before its turn
-    size = max(1, count * room)
+    room = max(1, room)
+    size = 2 * AHEAD * workers * room  # half of the slots for what is done before its turn
     # a fork shares a mapping; a RawArray would be filled with zeros first
     memory = mmap.mmap(-1, size) if METHOD == "fork" else context.RawArray("B", size)
     team: list[Worker] = []
     try:
         try:
             for _ in range(workers):
-                team.append(Worker(context, work, (memory, count, room), name))
+                team.append(Worker(context, work, memory, room, name))
         except OSError as error:
             why = f"cannot start reading process {len(team) + 1}: {files.refusal(error)}"
             raise UserError(f"{why}, or take --data.workers {len(team)}") from error
-        yield from in_order(team, slots_in(memory, count, room), iter(tasks))
+        yield from in_order(team, slots_in(memory, room), iter(tasks))
     finally:
         for worker in team:
             worker.stop()
@@ -95,8 +95,9 @@ def in_order(
         while free and (worker := min(team, key=lambda worker: worker.busy)).busy < AHEAD:
             if (task := next(tasks, None)) is None:
                 break
-            waiting.append((task, free.pop()))
-            worker.send(waiting[-1][1], task)
+            slot = free.pop()
+            worker.send(slot, task)
+            waiting.append((task, slot))
         if not waiting:
             return
         task, slot = waiting[0]
@@ -128,14 +129,12 @@ def opened(answer: Answer) -> Any:
 class Worker:
     """The other process, seen from this one."""
 
-    def __init__(
-        self, context: Any, work: Any, room: tuple[Any, int, int], name: Callable[[int], str]
-    ):
+    def __init__(self, context: Any, work: Any, memory: Any, room: int, name: Callable[[int], str]):
         self.busy = 0  # tasks in its hands
         self.on = context.RawValue("q", -1)
         self.name = name
         self.pipe, theirs = context.Pipe()
-        arguments = (theirs, work, room, self.on)
+        arguments = (theirs, work, memory, room, self.on)
         self.process = context.Process(target=serve, args=arguments, daemon=True)
         with warnings.catch_warnings():
             # from Python 3.12 on: torch's idle threads are no danger to a child that starts none
@@ -185,17 +184,17 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, 2**29)  # M_TRIM_THRESHOLD
 
 
-def slots_in(memory: Any, count: int, room: int) -> NDArray[np.uint8]:
-    return np.frombuffer(memory, np.uint8)[: count * room].reshape(count, room)
+def slots_in(memory: Any, room: int) -> NDArray[np.uint8]:
+    return np.frombuffer(memory, np.uint8).reshape(-1, room)
 
 
-def serve(pipe: Connection, work: Any, room: tuple[Any, int, int], on: Any) -> None:
+def serve(pipe: Connection, work: Any, memory: Any, room: int, on: Any) -> None:
     """The life of a worker: it ends with its parent, and leaves signals to all of them to it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     keep_freed_memory()
     torch.set_num_threads(1)  # after a fork more than one would wait forever
-    slots = slots_in(*room)
+    slots = slots_in(memory, room)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
