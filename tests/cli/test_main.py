@@ -59,6 +59,22 @@ def test_models_as_a_table_has_the_papers_digits():
     assert ["Ti/16", "5,717,416", "1.3", "197", "224", "16"] in [line.split() for line in lines]
 
 
+def test_other_libraries_are_heard_only_when_they_warn():
+    code = """if True:
+        import logging
+        from vitrail.cli.main import main
+        try:
+            main(["--version"])
+        except SystemExit:
+            pass
+        logging.getLogger("vitrail.run").info("ours")
+        logging.getLogger("matplotlib").info("theirs")
+        logging.getLogger("matplotlib").warning("their warning")
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.split("\n") == ["ours", "their warning", ""]
+
+
 def test_a_wrong_flag_ends_with_two():
     done = vitrail("models", "--jsn")
     assert done.returncode == 2

@@ -48,7 +48,9 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")
     rank = os.environ.get("RANK", "0")  # set by torchrun: the first of its processes speaks for all
-    logging.basicConfig(format="%(message)s", level="INFO" if rank == "0" else "ERROR")
+    logging.basicConfig(format="%(message)s", level="WARNING" if rank == "0" else "ERROR")
+    if rank == "0":  # what other libraries only mention is not for the user
+        logging.getLogger("vitrail").setLevel("INFO")
     if arguments and arguments[0] in LONG and machine_is_shared():
         # threads that wait for each other sleep instead of spinning; read when torch is imported
         os.environ.setdefault("GOMP_SPINCOUNT", "0")
