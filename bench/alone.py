@@ -1,4 +1,7 @@
-"""One contender alone in a fresh process: when its first answer comes, and the memory it takes."""
+"""Each contender alone in a process of its own, as users run it; they are asked in turn.
+
+In one process they would share what one of them left behind: threads, caches, torn memory.
+"""
 
 import gc
 import json
@@ -6,74 +9,145 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench import runtime
+from bench.measure import Budget, Case, Task, Tick, Times, interleave, measure, seconds_of
 from vitrail.zoo.presets import preset
 
-# every large tensor goes back to the system when it is freed, so that memory in use is what counts
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 ROOT = Path(__file__).resolve().parents[1]  # from where a new process finds all modules
+Size = tuple[str, int]  # a model's name, and how many images it is given at once
 
 
-def ask(*words: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """What a process started by `python -m` with these words answers in its last line."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", *words],
-        env=os.environ | (environment or {}),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+@dataclass(frozen=True)
+class Alone:
+    """One contender in its process."""
+
+    process: subprocess.Popen[str]
+    errors: IO[str]  # what it wrote there
+
+    def ask(self, order: str, *words: object) -> float:
+        self.tell(order, *words)
+        return self.hear()
+
+    def tell(self, order: str, *words: object) -> None:
+        """Without waiting for the answer."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps([order, *words]) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # who hears, hears why
+
+    def hear(self) -> float:
+        assert self.process.stdout is not None
+        if line := self.process.stdout.readline():
+            return float(line)
+        self.process.wait()
+        self.errors.seek(0)
+        raise RuntimeError(f"a process of the bench failed:\n{self.errors.read()}")
+
+
+@contextmanager
+def alone(
+    bench: str, contender: str, folder: str = "", environment: Mapping[str, str] | None = None
+) -> Iterator[Alone]:
+    """Starts it, and ends it with the `with`; `folder` has the models in files."""
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "bench.alone", bench, contender, folder],
+            env={**os.environ, **(environment or {})},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        try:
+            yield Alone(process, errors)
+        finally:
+            process.kill()
+
+
+def in_turn(
+    bench: str,
+    contenders: Sequence[str],
+    sizes: Sequence[Size],
+    budget: Budget,
+    tick: Tick,
+    folder: str = "",
+) -> list[dict[str, Any]]:
+    """All cases of a bench; every contender's process lives through all of them."""
+    with ExitStack() as stack:
+        processes = {name: stack.enter_context(alone(bench, name, folder)) for name in contenders}
+        cases = [
+            Case(label=label(*size), unit="ms", measure=partial(turns, processes, size))
+            for size in sizes
+        ]
+        return measure(cases, budget, tick)
+
+
+def turns(processes: dict[str, Alone], size: Size, budget: Budget) -> Times:
+    for process in processes.values():
+        process.tell("prepare", *size)
+    for process in processes.values():
+        process.hear()
+    return interleave(
+        {name: partial(process.ask, "time") for name, process in processes.items()}, budget
     )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)} failed:\n{done.stderr}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
 
 
-def seconds_to_answer(contender: str, name: str, file: str) -> float:
-    """From the order of a process to its first answer about one image."""
-    words = ("inference", contender, name, str(time.time()), file)
-    seconds: float = ask("bench.alone", *words)["seconds"]
-    return seconds
+def label(name: str, batch: int) -> str:
+    return f"{name}, {preset(name).image} px, batch {batch}"
 
 
-def megabytes(bench: str, peer: str, cases: Sequence[tuple[str, int]]) -> list[float]:
-    """What each case takes at its peak, one after the other in the same process."""
-    words = [bench, peer, cases[0][0], str(time.time()), ""]
-    words += [str(word) for case in cases for word in case]
-    found: list[float] = ask("bench.alone", *words, environment=ENVIRONMENT)["megabytes"]
-    return found
+def main(bench: str, contender: str, folder: str) -> None:
+    """The process itself: a line of orders, a number for an answer."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    task: Task | None = None
+    for line in sys.stdin:
+        order, *words = json.loads(line)
+        answer = 0.0
+        if order == "prepare":
+            task = None
+            gc.collect()  # of the case before
+            task = prepared(bench, contender, *words, folder)
+        elif order == "time":
+            assert task is not None
+            answer = seconds_of(task, *words)
+        else:
+            answer = peak(bench, contender, *words)
+        print(answer, file=answers, flush=True)
 
 
-def main(bench: str, contender: str, name: str, start: str, file: str, *cases: str) -> None:
-    """The process itself, which warms up with one image; `start` is when it was ordered."""
-    prepared(bench, contender, name, 1, file)()
-    first = time.time() - float(start)
-    sizes = zip(cases[::2], cases[1::2], strict=True)
-    peaks = [peak(bench, contender, name, int(batch)) for name, batch in sizes]
-    print(json.dumps({"seconds": first, "megabytes": peaks}))
+def prepared(
+    bench: str, contender: str, name: str, batch: int, folder: str
+) -> Callable[[], object]:
+    if contender == runtime.NAME:  # without torch
+        return runtime.prepare(name, batch, folder)
+    prepare: Callable[[str, str, int], Task] = import_module(f"bench.{bench}").prepare
+    return prepare(contender, name, batch)
 
 
-def peak(bench: str, peer: str, name: str, batch: int) -> float:
-    gc.collect()  # of the case before
+def peak(bench: str, contender: str, name: str, batch: int) -> float:
+    """Megabytes that the model and two calls of it take, imports and caches not counted."""
+    prepared(bench, contender, "Pico/4", 1, "")()  # all that is imported and made once
+    gc.collect()
     before = forget_peak()
-    run = prepared(bench, peer, name, batch, "")
+    run = prepared(bench, contender, name, batch, "")
     run()
-    if bench == "step":
-        run()  # only now gradients and the optimizer's state lie in memory together
+    run()  # only now gradients and the optimizer's state lie in memory together
     return resident("VmHWM") - before
-
-
-def prepared(bench: str, contender: str, name: str, batch: int, file: str) -> Callable[[], object]:
-    if contender == runtime.NAME:
-        return runtime.first_answer(file, name, batch)
-    prepare: Callable[..., Callable[[], object]] = import_module(f"bench.{bench}").prepare
-    return prepare(contender, preset(name), batch)
 
 
 def forget_peak() -> float:

@@ -1,6 +1,7 @@
 """Loading a B/16 from a file, ours and by the library whose layout it is: seconds, peak memory."""
 
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -8,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.alone import ask, forget_peak, resident
+from bench.alone import ROOT, forget_peak, resident
 from bench.measure import Budget, Case, Tick, Times, measure
 
 MODEL = "B/16"
@@ -26,7 +27,7 @@ Answers = dict[str, dict[str, list[dict[str, float]]]]  # by layout and contende
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         tick(0.0, f"{MODEL} in every layout")
-        ask("bench.load", "make", MODEL, folder)
+        ask("make", MODEL, folder)
         answers: Answers = {}
         cases = []
         for layout in OWNERS:
@@ -57,9 +58,23 @@ def ask_all(layout: str, folder: str, answers: Answers, budget: Budget) -> Times
     found: dict[str, list[dict[str, float]]] = {who: [] for who in contenders}
     for _ in range(min(ROUNDS, budget.rounds)):
         for who in contenders:
-            found[who].append(ask("bench.load", who, layout, folder))
+            found[who].append(ask(who, layout, folder))
     answers[layout] = found
     return told(layout, "seconds", answers, budget)
+
+
+def ask(*words: str) -> dict[str, float]:
+    """What a process of this bench answers in its last line."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "bench.load", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"bench.load {' '.join(words)} failed:\n{done.stderr}")
+    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def told(layout: str, what: str, answers: Answers, budget: Budget) -> Times:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import mean, median, quantiles
 from time import perf_counter
 from typing import Any
@@ -13,6 +14,7 @@ FEWEST = 2  # rounds of a case in a repeat, however long they take
 NOTICED, RESOLUTION = 0.01, 0.05  # ratios that differ by less are equal, by more are not
 
 Task = Callable[[], object]
+Clock = Callable[[int], float]  # calls a task so many times, says the seconds of one
 Tick = Callable[[float, str], object]  # told the share that is done, and what is done now
 Times = Mapping[str, Sequence[float]]  # of each contender, one number for each round
 
@@ -77,35 +79,37 @@ def plain(row: Row) -> dict[str, Any]:
 
 def timed(tasks: Callable[[], Mapping[str, Task]]) -> Callable[[Budget], Times]:
     """The measurement of a case whose tasks are made anew for each repeat."""
-    return lambda budget: interleave(tasks(), budget)
+    return lambda budget: interleave(
+        {name: partial(seconds_of, task) for name, task in tasks().items()}, budget
+    )
 
 
-def interleave(tasks: Mapping[str, Task], budget: Budget) -> dict[str, list[float]]:
+def interleave(clocks: Mapping[str, Clock], budget: Budget) -> dict[str, list[float]]:
     """Seconds of a call of each task, once per round, each round in another order.
 
     Ends after the budget's rounds or seconds, whichever come first, but not before `FEWEST` rounds.
     """
     start = perf_counter()
-    calls = {name: warm_up(task) for name, task in tasks.items()}
-    times: dict[str, list[float]] = {name: [] for name in tasks}
-    order, luck = list(tasks), random.Random(0)
+    calls = {name: warm_up(clock) for name, clock in clocks.items()}
+    times: dict[str, list[float]] = {name: [] for name in clocks}
+    order, luck = list(clocks), random.Random(0)
     for done in range(budget.rounds):
         if done >= FEWEST and perf_counter() - start >= budget.seconds:
             break
         luck.shuffle(order)
         for name in order:
-            times[name].append(time(tasks[name], calls[name]))
+            times[name].append(clocks[name](calls[name]))
     return times
 
 
-def warm_up(task: Task) -> int:
+def warm_up(clock: Clock) -> int:
     """Calls the task, twice if it is quick, and says how many calls fill a turn."""
-    if time(task, 1) >= TURN:
+    if clock(1) >= TURN:
         return 1
-    return max(1, round(TURN / time(task, 1)))
+    return max(1, round(TURN / clock(1)))
 
 
-def time(task: Task, calls: int) -> float:
+def seconds_of(task: Task, calls: int) -> float:
     start = perf_counter()
     for _ in range(calls):
         task()

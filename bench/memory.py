@@ -1,18 +1,18 @@
 """Peak memory of forward passes and of training steps, each peer alone in fresh processes."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from bench import step
-from bench.alone import megabytes
-from bench.inference import label
+from bench import inference, step
+from bench.alone import Size, alone, label
 from bench.measure import Budget, Case, Tick, Times, measure
 from bench.peers import PEERS
 
-CASES = {
-    "inference": [("Ti/16", 16), ("S/16", 16), ("B/16", 16), ("Mini/4", 128)],
-    "step": step.CASES,
-}
+CASES = {"inference": inference.CASES, "step": step.CASES}
+# every large tensor goes back to the system when it is freed, so that memory in use is what counts
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+AT_ONCE = 2  # processes: memory takes no longer when it is shared out
 
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
@@ -29,13 +29,19 @@ def run(budget: Budget, tick: Tick) -> dict[str, Any]:
 class Taken:
     """Memory of all cases of a bench: a process of each peer tells it, once for each repeat."""
 
-    def __init__(self, bench: str, sizes: list[tuple[str, int]]):
+    def __init__(self, bench: str, sizes: list[Size]):
         self.bench, self.sizes = bench, sizes
-        self.known: dict[tuple[str, int], dict[str, list[float]]] = {}
+        self.known: dict[Size, dict[str, list[float]]] = {}
 
-    def __call__(self, size: tuple[str, int], budget: Budget) -> Times:
+    def __call__(self, size: Size, budget: Budget) -> Times:
         if size not in self.known:
-            told = {peer: megabytes(self.bench, peer, self.sizes) for peer in PEERS}
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                told = dict(zip(PEERS, pool.map(self.megabytes, PEERS), strict=True))
             for number, one in enumerate(self.sizes):
                 self.known[one] = {peer: [numbers[number]] for peer, numbers in told.items()}
         return self.known.pop(size)
+
+    def megabytes(self, peer: str) -> list[float]:
+        """What each case takes at its peak, one after the other in the same process."""
+        with alone(self.bench, peer, environment=ENVIRONMENT) as process:
+            return [process.ask("peak", *size) for size in self.sizes]

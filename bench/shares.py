@@ -1,5 +1,6 @@
 """Where the time of a training step goes, as torch's profiler sees it."""
 
+import os
 from collections.abc import Callable
 from time import perf_counter
 
@@ -19,6 +20,7 @@ REST, PYTHON = "sums and the rest", "Python and autograd"
 
 def shares(run: Callable[[], object]) -> dict[str, float]:
     """Parts of 1, by kind of work; what no operator takes is Python's."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells that it starts and stops
     run()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         start = perf_counter()

@@ -6,32 +6,24 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from bench.inference import cases_of
+from bench.alone import in_turn
 from bench.limit import LIMIT, limit
-from bench.measure import Budget, Task, Tick, measure
+from bench.measure import Budget, Tick
 from bench.peers import PEERS
 from bench.shares import shares
-from vitrail.model.config import ViTConfig
 from vitrail.zoo.presets import preset
 
 CASES = [("Mini/4", 128), ("Ti/16", 8)]
 
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
-    found = measure(cases_of(tasks, CASES), budget, tick)
+    found = in_turn("step", [*PEERS, LIMIT], CASES, budget, tick)
     where = []
     for (name, batch), case in zip(CASES, found, strict=True):
         tick(1.0, f"{case['label']}, where the time goes")
-        rows = {peer: shares(prepare(peer, preset(name), batch)) for peer in fastest(case["rows"])}
+        rows = {peer: shares(prepare(peer, name, batch)) for peer in fastest(case["rows"])}
         where.append({"label": case["label"], "rows": rows})
     return {"cases": found, "where": where}
-
-
-def tasks(name: str, batch: int) -> dict[str, Task]:
-    config = preset(name)
-    torch.manual_seed(0)
-    peers = {peer: prepare(peer, config, batch) for peer in PEERS}
-    return {**peers, LIMIT: limit(config, batch, training=True)}
 
 
 def fastest(rows: dict[str, dict[str, Any]]) -> list[str]:
@@ -40,8 +32,13 @@ def fastest(rows: dict[str, dict[str, Any]]) -> list[str]:
     return ["vitrail", *sorted(others, key=lambda peer: rows[peer]["ratio"])[:1]]
 
 
-def prepare(peer: str, config: ViTConfig, batch: int) -> Callable[[], object]:
-    model, images = PEERS[peer](config).train(), torch.randn(batch, config.channels, *config.size)
+def prepare(contender: str, name: str, batch: int) -> Callable[[], object]:
+    config = preset(name)
+    if contender == LIMIT:
+        return limit(config, batch, training=True)
+    torch.manual_seed(0)
+    model = PEERS[contender](config).train()
+    images = torch.randn(batch, config.channels, *config.size)
     labels = torch.randint(config.classes, (batch,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bench import measure as module
-from bench.measure import FEWEST, REPEATS, Budget, Case, compare, interleave, measure, timed
+from bench.measure import FEWEST, REPEATS, Budget, Case, compare, measure, timed
 
 OURS = [1.0, 1.1, 0.9, 1.0]
 
@@ -49,14 +49,14 @@ def test_tasks_take_turns(monkeypatch):
     monkeypatch.setattr(module, "TURN", 0)  # one call a turn, one to warm up
     called = []
     tasks = {name: lambda name=name: called.append(name) for name in "ab"}
-    times = interleave(tasks, Budget(rounds=4, seconds=60))
+    times = timed(lambda: tasks)(Budget(rounds=4, seconds=60))
     rounds = [set(called[i : i + 2]) for i in range(2, len(called), 2)]
     assert [len(seconds) for seconds in times.values()] == [4, 4]
     assert rounds == [{"a", "b"}] * 4
 
 
 def test_time_that_is_up_ends_the_rounds():
-    assert len(interleave({"a": lambda: None}, Budget(rounds=100, seconds=1e-9))["a"]) == FEWEST
+    assert len(timed(lambda: {"a": lambda: None})(Budget(rounds=100, seconds=1e-9))["a"]) == FEWEST
 
 
 def test_the_first_call_of_a_task_does_not_count(monkeypatch):
@@ -67,7 +67,7 @@ def test_the_first_call_of_a_task_does_not_count(monkeypatch):
     def task():
         clock[0] += next(seconds)
 
-    assert interleave({"a": task}, Budget(rounds=9, seconds=0)) == {"a": [2.0] * FEWEST}
+    assert timed(lambda: {"a": task})(Budget(rounds=9, seconds=0)) == {"a": [2.0] * FEWEST}
 
 
 def test_all_cases_are_gone_through_before_any_is_repeated():

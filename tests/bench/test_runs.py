@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench import alone, inference, knn, load, memory, start_up, step
+from bench import inference, knn, load, memory, start_up, step
+from bench.alone import alone
 from bench.measure import Budget
 from bench.peers import PEERS
 from bench.shares import PYTHON, REST, group_of, shares
@@ -20,7 +21,7 @@ def without_peers(monkeypatch):
     for bench in (inference, step, memory, start_up):
         monkeypatch.setattr(bench, "PEERS", OURS)
     for bench in (inference, start_up):
-        monkeypatch.setattr(bench, "RUNTIMES", {})
+        monkeypatch.setattr(bench, "RUNTIMES", [])
 
 
 def test_inference_measures_us_and_the_limit(monkeypatch):
@@ -92,8 +93,11 @@ def test_a_fresh_process_says_when_it_answered_and_what_it_took(monkeypatch):
 
 
 def test_a_process_that_fails_is_told_with_its_reason():
-    with pytest.raises(RuntimeError, match=r"No module named bench\.nothing"):
-        alone.ask("bench.nothing")
+    with (
+        alone("nothing", "vitrail") as process,
+        pytest.raises(RuntimeError, match=r"bench\.nothing"),
+    ):
+        process.ask("prepare", "Pico/4", 1)
 
 
 @pytest.mark.slow
