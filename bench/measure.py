@@ -10,7 +10,6 @@ from typing import Any
 
 REPEATS = 2  # of all cases of a bench, one after the other: minutes lie between those of a case
 TURN = 0.1  # seconds: a shorter task is called several times in a row, and the mean counts
-FEWEST = 2  # rounds of a case in a repeat, however long they take
 NOTICED, RESOLUTION = 0.01, 0.05  # ratios that differ by less are equal, by more are not
 
 Task = Callable[[], object]
@@ -25,6 +24,7 @@ class Budget:
 
     rounds: int
     seconds: float
+    fewest: int = 2  # rounds, however long they take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +87,14 @@ def timed(tasks: Callable[[], Mapping[str, Task]]) -> Callable[[Budget], Times]:
 def interleave(clocks: Mapping[str, Clock], budget: Budget) -> dict[str, list[float]]:
     """Seconds of a call of each task, once per round, each round in another order.
 
-    Ends after the budget's rounds or seconds, whichever come first, but not before `FEWEST` rounds.
+    Ends after the budget's rounds or seconds, whichever come first, but has its fewest rounds.
     """
     start = perf_counter()
     calls = {name: warm_up(clock) for name, clock in clocks.items()}
     times: dict[str, list[float]] = {name: [] for name in clocks}
     order, luck = list(clocks), random.Random(0)
     for done in range(budget.rounds):
-        if done >= FEWEST and perf_counter() - start >= budget.seconds:
+        if done >= budget.fewest and perf_counter() - start >= budget.seconds:
             break
         luck.shuffle(order)
         for name in order:

@@ -20,7 +20,7 @@ REST, PYTHON = "sums and the rest", "Python and autograd"
 
 def shares(run: Callable[[], object]) -> dict[str, float]:
     """Parts of 1, by kind of work; what no operator takes is Python's."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells that it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would tell that it starts
     run()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         start = perf_counter()

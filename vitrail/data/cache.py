@@ -9,7 +9,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from vitrail import files
 from vitrail.data import workers as processes
 from vitrail.data.image import Pixels
+from vitrail.data.memory import ask_for_pages
 from vitrail.data.places import cache_folder
 from vitrail.data.progress import bar
 from vitrail.data.reader import SPARE, Items, Reader, decode
 from vitrail.data.source import fingerprint
 
-PAGES = 2**20  # bytes
-POPULATE_WRITE = 23  # Linux's number for it, which Python's mmap does not name
+PAGES = 2**20  # bytes that are asked for at once
 LAYOUT = 1  # of the files: a new number makes old ones unknown
 
 Broken = dict[int, str]  # items that cannot be read, with name and reason
@@ -119,16 +119,10 @@ class Memory:
         if end > len(self.pixels):
             raise Full
         while self.block and self.ready < end:
-            self.ready += self.ask_for_pages(self.block, self.ready)
+            ask_for_pages(self.block, self.ready, PAGES)
+            self.ready += PAGES
         self.pixels[self.used : end] = image.reshape(-1)
         self.used = end
-
-    def ask_for_pages(self, block: mmap.mmap, start: int) -> int:
-        """Many pages at once cost less than one after the other, where Linux knows how."""
-        size = min(PAGES, len(block) - start)
-        with suppress(OSError):
-            block.madvise(POPULATE_WRITE, start, size)
-        return size
 
 
 def pack(

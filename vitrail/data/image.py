@@ -181,9 +181,9 @@ def decode(content: bytes, max_bytes: int, max_pixels: int) -> Pixels:
     check_bytes(len(content), max_bytes)
     if kind_of(content) == "NumPy":
         return from_npy(content, max_pixels)
-    kind, image = open_image(content, max_pixels)
-    if kind == "JPEG" and (pixels := fast_jpeg(content, image)) is not None:
+    if kind_of(content) == "JPEG" and (pixels := fast_jpeg(content, max_pixels)) is not None:
         return pixels
+    kind, image = open_image(content, max_pixels)
     return from_pil(image, deep=kind == "PNG" and content[24] == 16)
 
 
@@ -218,21 +218,53 @@ def little(content: bytes) -> int:
     return int.from_bytes(content, "little")
 
 
-def fast_jpeg(content: bytes, image: Image.Image) -> Pixels | None:
+def fast_jpeg(content: bytes, max_pixels: int) -> Pixels | None:
     """The same pixels as Pillow's, sooner; None where simplejpeg is absent or not the same."""
-    decoder = simplejpeg()
-    if decoder is None or image.mode not in ("RGB", "L"):
+    decoder, turn = simplejpeg(), None
+    if decoder is None:
+        return None
+    if (bare := bare_jpeg(content)) is not None:
+        width, height, mode = bare
+        check_pixels(width, height, max_pixels)
+    else:
+        _, image = open_image(content, max_pixels)
+        mode = image.mode
+        with quiet():
+            turn = UPRIGHT.get(orientation(image))
+    if mode not in ("RGB", "L"):
         return None
     try:
-        pixels = decoder(content, "RGB" if image.mode == "RGB" else "GRAY", strict=True)
+        pixels = decoder(content, "RGB" if mode == "RGB" else "GRAY", strict=True)
     except ValueError:  # Pillow decides what a damaged file is worth
         return None
-    with quiet():
-        turn = UPRIGHT.get(orientation(image))
     if turn is None:
         return pixels
-    turned = Image.fromarray(pixels if image.mode == "RGB" else pixels[:, :, 0]).transpose(turn)
+    turned = Image.fromarray(pixels if mode == "RGB" else pixels[:, :, 0]).transpose(turn)
     return np.array(turned).reshape(turned.height, turned.width, -1)
+
+
+def bare_jpeg(content: bytes) -> tuple[int, int, str] | None:
+    """Width, height and mode of a JPEG without metadata, which could turn it; None for others.
+
+    Pillow reads the same in a twentieth of the time that the pixels take.
+    """
+    place, found = 2, None
+    while content[place : place + 1] == b"\xff":
+        marker, size = content[place + 1 : place + 2], content[place + 2 : place + 4]
+        if marker == b"\xda":  # here the pixels begin
+            return found
+        if marker in (b"\xc0", b"\xc2"):  # a frame, baseline or progressive
+            height, width = (big(content[place + at : place + at + 2]) for at in (5, 7))
+            mode = {1: "L", 3: "RGB"}.get(big(content[place + 9 : place + 10]))
+            found = (width, height, mode) if mode else None
+        elif marker not in (b"\xe0", b"\xdb", b"\xc4", b"\xdd", b"\xfe"):  # JFIF, tables, words
+            return None
+        place += 2 + big(size)
+    return None
+
+
+def big(content: bytes) -> int:
+    return int.from_bytes(content, "big")
 
 
 @cache

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor
 from vitrail.data import augment
 from vitrail.data.cache import Broken, Kept, free_disk, free_memory, keep, scan
 from vitrail.data.config import Augment, DataConfig, Preprocess
+from vitrail.data.memory import keep_freed_memory
 from vitrail.data.preprocess import normalise
 from vitrail.data.reader import Items, Reader
 from vitrail.data.source import Source, Split, indices
-from vitrail.data.workers import Note, Slot, ahead, default_workers, keep_freed_memory, ranks_here
+from vitrail.data.workers import Note, Slot, ahead, default_workers, ranks_here
 from vitrail.errors import Refused, UserError
 
 SMALL = 64  # pixels: up to here a whole batch is augmented at once, above each image by a worker
@@ -144,10 +146,11 @@ class Loader:
             raise UserError(f"{count} training images fill no batch of {self.batch}; take less")
         return count // self.batch
 
-    def training(self, start: int = 0) -> Iterator[Batch]:
-        """Augmented batches from step `start` on, without end."""
+    def training(self, start: int = 0, end: int | None = None) -> Iterator[Batch]:
+        """Augmented batches from step `start` on; nothing is read ahead for `end` and later."""
         self.prepare("train")
-        for task, images in self._images("train", self._plan(start), training=True):
+        tasks = islice(self._plan(start), None if end is None else end - start)
+        for task, images in self._images("train", tasks, training=True):
             with one_thread():
                 batch = self._finished(task, images)
             yield batch

@@ -17,7 +17,7 @@ from vitrail.errors import Refused, UserError
 Items = NDArray[np.int64]  # numbers of images in their source
 
 SPARE = 1.3  # whole images are kept this much larger than the model sees, for random crops
-CHUNK = 8  # images that a worker decodes before it answers
+CHUNK = 4  # images that a worker decodes before it answers
 SAMPLE = 64  # images whose headers tell how much room all will need
 
 

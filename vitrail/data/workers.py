@@ -1,6 +1,5 @@
 """Processes that work ahead, in order; one that dies is reported with what it was doing."""
 
-import ctypes
 import mmap
 import multiprocessing
 import os
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail import files
+from vitrail.data.memory import SHARED, ask_for_pages, keep_freed_memory
 from vitrail.errors import Refused, UserError
 
 Slot = NDArray[np.uint8]  # memory that both sides see: nothing large goes through the pipe
@@ -67,9 +67,9 @@ def ahead(
         return
     context = multiprocessing.get_context(METHOD)
     room = max(1, room)
-    size = 2 * AHEAD * workers * room  # half of the slots for what is done before its turn
-    # a fork shares a mapping; a RawArray would be filled with zeros first
-    memory = mmap.mmap(-1, size) if METHOD == "fork" else context.RawArray("B", size)
+    count = 2 * AHEAD * workers  # half of the slots for what is done before its turn
+    forked = METHOD == "fork"
+    memory = SHARED.take(count * room) if forked else context.RawArray("B", count * room)
     team: list[Worker] = []
     try:
         try:
@@ -78,10 +78,15 @@ def ahead(
         except OSError as error:
             why = f"cannot start reading process {len(team) + 1}: {files.refusal(error)}"
             raise UserError(f"{why}, or take --data.workers {len(team)}") from error
-        yield from in_order(team, slots_in(memory, room), iter(tasks))
+        yield from in_order(team, slots_in(memory, room)[:count], iter(tasks))
     finally:
         for worker in team:
-            worker.stop()
+            worker.process.kill()  # it holds nothing that could be lost
+        for worker in team:
+            worker.process.join()
+            worker.pipe.close()
+        if forked:
+            SHARED.give(memory)
 
 
 def in_order(
@@ -92,8 +97,12 @@ def in_order(
     waiting: deque[tuple[Task, int]] = deque()  # given to a worker, with their slots
     done: dict[int, Answer] = {}  # by slot
     while True:
+        done |= answers(team, waiting=False)  # who is done has time for the next task
         while free and (worker := min(team, key=lambda worker: worker.busy)).busy < AHEAD:
             if (task := next(tasks, None)) is None:
+                for idle in team:
+                    if not idle.busy:
+                        idle.process.kill()  # now, beside those that still work: it takes a while
                 break
             slot = free.pop()
             worker.send(slot, task)
@@ -106,13 +115,18 @@ def in_order(
             yield task, opened(done.pop(slot)), slots[slot]
             free.append(slot)
         else:
-            done |= answers(team)
+            done |= answers(team, waiting=True)
 
 
-def answers(team: "list[Worker]") -> dict[int, Answer]:
-    """What the workers have done, by slot, as soon as there is something."""
-    ready = wait([worker.pipe for worker in team])  # so is the pipe of one that died
-    return dict(worker.receive() for worker in team if worker.pipe in ready)
+def answers(team: "list[Worker]", waiting: bool) -> dict[int, Answer]:
+    """What the workers have done, by slot; if wanted, as soon as there is something."""
+    found: dict[int, Answer] = {}
+    while pipes := {worker.pipe: worker for worker in team if worker.busy}:
+        ready = wait(pipes, None if waiting and not found else 0)  # so is that of one that died
+        found |= dict(pipes[pipe].receive() for pipe in ready)
+        if not ready:
+            break
+    return found
 
 
 def opened(answer: Answer) -> Any:
@@ -168,24 +182,10 @@ class Worker:
             f"or try fewer workers if memory was short"
         )
 
-    def stop(self) -> None:
-        self.process.kill()  # it holds nothing that could be lost
-        self.process.join()
-        self.pipe.close()
-
-
-def keep_freed_memory() -> None:
-    """Tells glibc to use the memory of images again instead of giving it back to the system.
-
-    Getting new pages takes as long as a resize, and longer than to normalise a batch.
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(-3, 2**28)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 2**29)  # M_TRIM_THRESHOLD
-
 
 def slots_in(memory: Any, room: int) -> NDArray[np.uint8]:
-    return np.frombuffer(memory, np.uint8).reshape(-1, room)
+    slots = np.frombuffer(memory, np.uint8)
+    return slots[: len(slots) // room * room].reshape(-1, room)
 
 
 def serve(pipe: Connection, work: Any, memory: Any, room: int, on: Any) -> None:
@@ -194,7 +194,7 @@ def serve(pipe: Connection, work: Any, memory: Any, room: int, on: Any) -> None:
         signal.signal(number, signal.SIG_IGN)
     keep_freed_memory()
     torch.set_num_threads(1)  # after a fork more than one would wait forever
-    slots = slots_in(memory, room)
+    slots, known = slots_in(memory, room), set[int]()
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -206,6 +206,9 @@ def serve(pipe: Connection, work: Any, memory: Any, room: int, on: Any) -> None:
             slot, task = pipe.recv()
         except (EOFError, OSError):
             return
+        if slot not in known and isinstance(memory, mmap.mmap):
+            ask_for_pages(memory, slot * room, room)
+            known.add(slot)
         try:
             answer = "done", work(task, slots[slot], note)
         except Refused as error:

@@ -98,7 +98,8 @@ class Driver:
         settings, done = self.recipe.train, self.facts["step"]
         if self.patience_is_over(done):
             return
-        batches = ((batch.images, batch.targets) for batch in self.loader.training(done))
+        loaded = self.loader.training(done, settings.steps)
+        batches = ((batch.images, batch.targets) for batch in loaded)
         try:
             yield from loop.train(
                 self.learner,
