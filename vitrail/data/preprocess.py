@@ -1,6 +1,7 @@
 """How pixels become a tensor: the one function behind every command, and its plain settings."""
 
 import math
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
@@ -14,7 +15,7 @@ from vitrail.errors import UserError
 
 __all__ = ["MEANS", "Preprocess", "fit", "normalise", "preprocess", "shrink"]
 
-NEAR = 2**19  # numbers that stay in the processor's cache from one operation to the next
+NEAR = 2**19  # numbers in such a piece
 LONGEST = 8  # sides longer than this many short ones are cut before resizing: they fill the memory
 
 
@@ -47,12 +48,19 @@ def normalise(settings: Preprocess, images: Tensor) -> Tensor:
     if images.device.type != "cpu":
         return images.to(torch.float32).sub_(mean).div_(std)
     numbers = torch.from_numpy(memory.floats(images.shape))
-    shape = images.shape[-3:]
-    some = max(1, NEAR // math.prod(shape))
-    parts = (whole.reshape(-1, *shape).split(some) for whole in (numbers, images))
-    for part, pixels in zip(*parts, strict=True):
+    for part, pixels in parts(numbers, images):
         part.copy_(pixels).sub_(mean).div_(std)
     return numbers
+
+
+def parts(numbers: Tensor, images: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """A large batch in pieces that stay in the processor's cache from one operation to the next."""
+    if images.numel() <= NEAR:
+        return [(numbers, images)]
+    shape = images.shape[-3:]
+    some = max(1, NEAR // math.prod(shape))
+    pieces = (whole.reshape(-1, *shape).split(some) for whole in (numbers, images))
+    return zip(*pieces, strict=True)
 
 
 @cache

@@ -83,7 +83,8 @@ def ahead(
         for worker in team:
             worker.process.kill()  # it holds nothing that could be lost
         for worker in team:
-            worker.process.join()
+            if worker.busy:  # until its end it might still write into the memory
+                worker.process.join()
             worker.pipe.close()
         if forked:
             SHARED.give(memory)
