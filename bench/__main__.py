@@ -23,7 +23,7 @@ Name = Literal["inference", "step", "input", "load", "knn", "start-up", "memory"
 MINUTES: dict[Name, float] = {  # about; how the bar is shared
     "input": 1.5,  # first: a process that has held large models takes longer to start others
     "inference": 6.75,
-    "step": 2.25,
+    "step": 3.5,
     "knn": 0.5,
     "start-up": 2.25,
     "memory": 5.5,
