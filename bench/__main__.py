@@ -23,10 +23,10 @@ Name = Literal["inference", "step", "input", "load", "knn", "start-up", "memory"
 MINUTES: dict[Name, float] = {  # about; how the bar is shared
     "input": 1.5,  # first: a process that has held large models takes longer to start others
     "inference": 6.75,
-    "step": 3.5,
+    "step": 3,
     "knn": 0.5,
     "start-up": 2.25,
-    "memory": 5.5,
+    "memory": 4.5,
     "load": 2.5,
 }
 WHOLE = tuple(name for name in MINUTES if name != "load")  # under twenty minutes, by `make bench`
