@@ -319,8 +319,8 @@ def test_a_mistake_in_our_own_code_keeps_its_traceback(files, monkeypatch):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_training_ends_where_it_was_asked_to(files, workers):
     config = replace(STRONG, workers=workers)
-    until = list(Loader(files, LARGE, config, batch=8, seed=5).training(1, 3))
-    assert same(until, first(2, files, LARGE, STRONG, start=1))
+    training = Loader(files, LARGE, config, batch=8, seed=5).training(1, 3)
+    assert same(list(islice(training, 5)), first(2, files, LARGE, STRONG, start=1))
 
 
 def test_closing_the_iterator_ends_its_workers(files):
