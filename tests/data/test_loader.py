@@ -359,6 +359,22 @@ def test_workers_end_with_a_killed_parent():
     assert not any(alive(pid) for pid in orphans)
 
 
+ENDS = """
+from tests.data.fakes import Fake, photos
+from vitrail.data.config import DataConfig, Preprocess
+from vitrail.data.loader import Loader
+
+batches = Loader(Fake(photos()), Preprocess(size=72), DataConfig(workers=2), batch=8).training()
+print(next(batches).step)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_may_end_amid_an_epoch():
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
 def alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:

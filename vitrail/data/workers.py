@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 import numpy as np
@@ -156,6 +157,8 @@ class Worker:
             warnings.filterwarnings("ignore", "This process .* multi-threaded", DeprecationWarning)
             self.process.start()
         theirs.close()
+        # a script that ends amid an epoch would ask it to end, which it ignores, and wait forever
+        Finalize(self, self.process.kill, exitpriority=0)
 
     def send(self, slot: int, task: Any) -> None:
         self.busy += 1
