@@ -73,7 +73,7 @@ def journal_not_told() -> None:
 
 def position_forgotten() -> None:
     training = Loader.training
-    Loader.training = lambda self, start=0: training(self, 0)
+    Loader.training = lambda self, *of: training(self)
 
 
 def part_forgotten(part: str) -> None:

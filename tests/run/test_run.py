@@ -98,7 +98,7 @@ def test_a_run_whose_data_position_is_not_restored_would_be_noticed(digits, stop
             digits("part")
     monkeypatch.undo()
     training = Loader.training
-    monkeypatch.setattr(Loader, "training", lambda self, start=0: training(self, 0))
+    monkeypatch.setattr(Loader, "training", lambda self, *of: training(self))
     part = run.resume(whole.folder.parent / "part", report=False, quiet=True)
     assert not equal(tensors(whole.folder), tensors(part.folder))
 
@@ -413,8 +413,8 @@ def test_a_built_in_set_of_files_keeps_its_name(tmp_path, monkeypatch):
 def test_a_loss_that_is_not_finite_stops_and_saves(digits, monkeypatch, tmp_path):
     training = Loader.training
 
-    def poisoned(self, start=0):
-        for batch in training(self, start):
+    def poisoned(self, *of):
+        for batch in training(self, *of):
             if batch.step == 5:
                 batch.images[0, 0, 0, 0] = float("nan")
             yield batch
