@@ -5,6 +5,7 @@ Everything works on whole batches, where every image has its own luck; a batch m
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -41,11 +42,20 @@ def luck(seed: int, epoch: int, items: NDArray[np.int64]) -> Luck:
     A hash of (seed, epoch, item, choice) instead of a generator's state: splitmix64 (Steele et
     al., 2014) once for each part.
     """
-    state = np.zeros(1, np.uint64)
-    for part in (np.array([seed]), np.array([epoch]), items[:, None], np.arange(len(CHOICES))):
-        state = scramble(state + (part.astype(np.uint64) + 1) * 0x9E3779B97F4A7C15)
+    state = hashed(hashed(luck_of_epoch(seed, epoch), items[:, None]), np.arange(len(CHOICES)))
     numbers = (state >> 11) * 2.0**-53
     return dict(zip(CHOICES, numbers.T, strict=True))
+
+
+@lru_cache(maxsize=1)
+def luck_of_epoch(seed: int, epoch: int) -> NDArray[np.uint64]:
+    """What all its items begin with."""
+    return hashed(hashed(np.zeros(1, np.uint64), np.array([seed])), np.array([epoch]))
+
+
+def hashed(state: NDArray[np.uint64], part: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A hash of what was hashed before and a further part."""
+    return scramble(state + (part.astype(np.uint64) + 1) * 0x9E3779B97F4A7C15)
 
 
 def scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -118,7 +128,8 @@ def move(images: Tensor, settings: Augment, luck: Luck) -> Tensor:
     height, width = images.shape[-2:]
     right, down = whole(luck["left"], a.shift * width), whole(luck["top"], a.shift * height)
     if not (a.scale < 1 or a.rotate or a.zoom or a.shear):
-        return slide(images, right, down, mirrored) if a.shift else mirror(images, mirrored)
+        slides = a.shift > 0
+        return slide(images, right, down, mirrored) if slides else mirror(images.clone(), mirrored)
     turn = np.radians(a.rotate) * (2 * luck["rotate"] - 1)
     matrix = rotation(turn) @ slant(a.shear * (2 * luck["shear"] - 1))
     matrix = matrix / ((1 + a.zoom) ** (2 * luck["zoom"] - 1))[:, None, None]

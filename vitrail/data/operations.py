@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
@@ -186,25 +185,21 @@ def slide(
     padded = np.empty((*pixels.shape[:2], height + 2 * y, width + 2 * x), np.uint8)
     padded[:] = border_colour(images).numpy()
     padded[:, :, y : y + height, x : x + width] = pixels
-    moved = np.empty_like(pixels)
-    for view, rows, start in (
-        (padded, np.flatnonzero(~mirrored), x + right),
-        (padded[..., ::-1], np.flatnonzero(mirrored), x - right),
-    ):
-        windows = as_strided(  # every part of the size of an image; numpy's own way is slower
-            view,
-            (*pixels.shape[:2], 2 * y + 1, 2 * x + 1, height, width),
-            (*view.strides, *view.strides[2:]),
-            writeable=False,
-        )
-        moved[rows] = windows[rows, :, y + down[rows], start[rows]]
-    return torch.from_numpy(moved)
+    windows: NDArray[np.void] = np.ndarray(  # every part of the size of an image, row by row
+        (*pixels.shape[:2], 2 * y + 1, 2 * x + 1, height),
+        np.dtype((np.void, width)),
+        padded,
+        strides=(*padded.strides, padded.strides[2]),
+    )
+    moved = windows[np.arange(len(pixels)), :, y + down, x + right]
+    return mirror(torch.from_numpy(moved.view(np.uint8).reshape(pixels.shape)), mirrored)
 
 
 def mirror(images: Tensor, mirrored: NDArray[np.bool_]) -> Tensor:
-    pixels = images.numpy().copy()
-    pixels[mirrored] = pixels[mirrored, :, :, ::-1]
-    return torch.from_numpy(pixels)
+    """Turns some of the images round, in place. They are chosen by numpy, as above."""
+    pixels, some = images.numpy(), np.flatnonzero(mirrored)
+    pixels[some] = torch.from_numpy(pixels[some]).flip(-1).numpy()
+    return images
 
 
 def border_colour(images: Tensor) -> Tensor:
