@@ -21,7 +21,7 @@ from vitrail.errors import UserError
 
 Name = Literal["inference", "step", "input", "load", "knn", "start-up", "memory", "accuracy"]
 MINUTES: dict[Name, float] = {  # about; how the bar is shared
-    "input": 1.5,  # first: a process that has held large models takes longer to start others
+    "input": 2.5,
     "inference": 6.75,
     "step": 3,
     "knn": 0.5,

@@ -97,9 +97,10 @@ def in_turn(
         return measure(cases, budget, tick)
 
 
-def turns(processes: dict[str, Alone], size: Size, budget: Budget) -> Times:
+def turns(processes: Mapping[str, Alone], words: Sequence[object], budget: Budget) -> Times:
+    """Each process makes its task ready from these words; then the tasks are timed."""
     for process in processes.values():
-        process.tell("prepare", *size)
+        process.tell("prepare", *words)
     for process in processes.values():
         process.hear()
     return interleave(
@@ -124,7 +125,7 @@ def main(bench: str, contender: str, folder: str) -> None:
             gc.collect()  # of the case before
             if (bench, contender) == ("step", "vitrail"):
                 keep_freed_memory()  # as every training of ours does
-            task = prepared(bench, contender, *words, folder)
+            task = prepared(bench, contender, folder, words)
         elif order == "time":
             assert task is not None
             answer = seconds_of(task, *words)
@@ -133,21 +134,19 @@ def main(bench: str, contender: str, folder: str) -> None:
         print(answer, file=answers, flush=True)
 
 
-def prepared(
-    bench: str, contender: str, name: str, batch: int, folder: str
-) -> Callable[[], object]:
+def prepared(bench: str, contender: str, folder: str, words: Sequence[Any]) -> Task:
     if contender == runtime.NAME:  # without torch
-        return runtime.prepare(name, batch, folder)
-    prepare: Callable[[str, str, int], Task] = import_module(f"bench.{bench}").prepare
-    return prepare(contender, name, batch)
+        return runtime.prepare(*words, folder)
+    prepare: Callable[..., Task] = import_module(f"bench.{bench}").prepare
+    return prepare(contender, *words)
 
 
 def peak(bench: str, contender: str, name: str, batch: int) -> float:
     """Megabytes that the model and calls of it take, imports and caches not counted."""
-    prepared(bench, contender, "Pico/4", 1, "")()  # all that is imported and made once
+    prepared(bench, contender, "", ("Pico/4", 1))()  # all that is imported and made once
     gc.collect()
     before = forget_peak()
-    run = prepared(bench, contender, name, batch, "")
+    run = prepared(bench, contender, "", (name, batch))
     run()
     if bench == "step":
         run()  # only now gradients and the optimizer's state lie in memory together

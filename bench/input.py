@@ -11,6 +11,7 @@ import math
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -24,7 +25,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bench.measure import Budget, Case, Task, Tick, measure, timed
+from bench.alone import alone, turns
+from bench.measure import Budget, Case, Task, Tick, measure
 from bench.peers import mend_torchvision
 from vitrail.data.config import Augment, DataConfig, Preprocess
 from vitrail.data.folder import Files, open_folder
@@ -38,6 +40,8 @@ VIEW = Preprocess(
 TINY = Preprocess(size=32, mean=(0.49, 0.48, 0.45), std=(0.25,))
 IMAGES, TINIES = 640, 32 * 128  # in the set of photos, in the tiny one
 WORKERS = 2  # processes that read, ours and theirs
+FIRST, LATER, SMALL = "photos, first epoch", "photos, later epoch", "32 pixels"  # the cases
+FEWEST = 4  # rounds: a whole epoch each
 
 Start = Callable[[], Iterator[object]]  # begins an epoch, or goes on into the next one
 
@@ -232,44 +236,39 @@ TINY_LOADERS: dict[str, Callable[[NDArray[np.uint8]], Start]] = {  # timm has no
 
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
+    budget = replace(budget, fewest=FEWEST)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         tick(0.0, f"making {IMAGES} photos")
-        source = make_photos(Path(folder), IMAGES, PHOTOS)
-        makers = {"first epoch": first_epochs, "later epoch": later_epochs}
+        make_photos(Path(folder), IMAGES, PHOTOS)
+        processes = {name: stack.enter_context(alone("input", name)) for name in LOADERS}
+        few = {name: process for name, process in processes.items() if name in TINY_LOADERS}
         cases = [
             Case(
-                label=f"photos, {name}",
+                label=label,
                 unit="images/s",
-                measure=timed(partial(make, source, WORKERS)),
-                images=IMAGES // 64 * 64,
+                measure=partial(turns, who, (label, images, WORKERS, folder)),
+                images=images,
             )
-            for name, make in makers.items()
+            for label, who, images in (
+                (FIRST, processes, IMAGES // 64 * 64),
+                (LATER, processes, IMAGES // 64 * 64),
+                (SMALL, few, TINIES),
+            )
         ]
-        tiny = timed(partial(tiny_epochs, TINIES))
-        cases.append(Case(label="32 pixels", unit="images/s", measure=tiny, images=TINIES))
         return {"cases": measure(cases, budget, tick)}
 
 
-def first_epochs(source: Files, workers: int) -> dict[str, Task]:
-    steps = len(source) // 64
-
-    def task(new: Callable[[Files, int], Start]) -> Task:
-        return lambda: epoch(new(source, workers)(), steps)
-
-    # like theirs, ours reads nothing for an epoch that nobody asks for
-    return {
-        name: task(new) for name, new in (LOADERS | {"vitrail": partial(ours, epochs=1)}).items()
-    }
-
-
-def later_epochs(source: Files, workers: int) -> dict[str, Task]:
-    steps = len(source) // 64
-    return {name: going_on(new(source, workers), steps) for name, new in LOADERS.items()}
-
-
-def tiny_epochs(images: int) -> dict[str, Task]:
-    pixels = np.random.default_rng(0).integers(0, 256, (images, 32, 32, 3), dtype=np.uint8)
-    return {name: going_on(new(pixels), images // 128) for name, new in TINY_LOADERS.items()}
+def prepare(contender: str, label: str, images: int, workers: int, folder: str) -> Task:
+    """An epoch of this case; the photos lie in the folder."""
+    if label == SMALL:
+        pixels = np.random.default_rng(0).integers(0, 256, (images, 32, 32, 3), dtype=np.uint8)
+        return going_on(TINY_LOADERS[contender](pixels), images // 128)
+    source, new = photos_in(Path(folder)), LOADERS[contender]
+    if label == LATER:
+        return going_on(new(source, workers), images // 64)
+    if contender == "vitrail":
+        new = partial(ours, epochs=1)  # like theirs, it reads nothing for what nobody asks for
+    return lambda: epoch(new(source, workers)(), images // 64)
 
 
 def going_on(start: Start, steps: int) -> Task:
@@ -294,6 +293,10 @@ def make_photos(folder: Path, count: int, photos: Path) -> Files:
         path = folder / f"class {number % 2}" / f"{number}.jpg"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(made[number % len(made)])
+    return photos_in(folder)
+
+
+def photos_in(folder: Path) -> Files:
     source = open_folder(folder, classes=None, split=False, progress=False)
     return replace(source, splits=np.full(len(source), "train"))
 

@@ -1,12 +1,15 @@
 """Nearest neighbours: Vitrail's search against scikit-learn's, and whether they agree."""
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.measure import Budget, Case, Task, Tick, measure, timed
+from bench.alone import alone, turns
+from bench.measure import Budget, Case, Tick, measure
 from vitrail.heads.knn import Metric, Search
 
 METRICS: dict[Metric, str] = {
@@ -15,37 +18,45 @@ METRICS: dict[Metric, str] = {
 }  # ours, and what scikit-learn calls it
 AMONG, ASKED = 50_000, 1000  # images that are known, and that are asked about
 NEAREST = 10
+CONTENDERS = ("vitrail", "scikit-learn")
+
+Found = tuple[NDArray[np.float64], NDArray[np.int64]]  # distances, positions
 
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
-    among, asked = features(AMONG, 0), features(ASKED, 1)
-    same: dict[str, float] = {}
-    cases = [
-        Case(
-            label=f"{ASKED:,} images among {AMONG:,}, {metric}",
-            unit="s",
-            measure=timed(partial(tasks, metric, among, asked, same)),
-        )
-        for metric in METRICS
-    ]
-    found = measure(cases, budget, tick)
+    with ExitStack() as stack:
+        processes = {name: stack.enter_context(alone("knn", name)) for name in CONTENDERS}
+        cases = [
+            Case(
+                label=f"{ASKED:,} images among {AMONG:,}, {metric}",
+                unit="s",
+                measure=partial(turns, processes, (metric, AMONG, ASKED)),
+            )
+            for metric in METRICS
+        ]
+        found = measure(cases, budget, tick)
+    same = {metric: agreement(metric) for metric in METRICS}
     told = ", ".join(f"{share:.2%} ({metric})" for metric, share in same.items())
     return {"cases": found, "note": f"Neighbours that both name: {told}.", "same": same}
 
 
-def tasks(
-    metric: Metric, among: NDArray[np.float32], asked: NDArray[np.float32], same: dict[str, float]
-) -> dict[str, Task]:
+def prepare(contender: str, metric: Metric, among: int, asked: int) -> Callable[[], Found]:
+    """The distances and positions of the neighbours, of the same images for both."""
+    known, queries = features(among, 0), features(asked, 1)
+    if contender == "vitrail":
+        ours = Search(known, metric)
+        return lambda: ours(queries, NEAREST)
     from sklearn.neighbors import NearestNeighbors
 
-    ours = Search(among, metric)
     theirs = NearestNeighbors(n_neighbors=NEAREST, metric=METRICS[metric], algorithm="brute")
-    theirs.fit(among)
-    same[metric] = float((ours(asked, NEAREST)[1] == theirs.kneighbors(asked)[1]).mean())
-    return {
-        "vitrail": lambda: ours(asked, NEAREST),
-        "scikit-learn": lambda: theirs.kneighbors(asked),
-    }
+    theirs.fit(known)
+    return lambda: theirs.kneighbors(queries)
+
+
+def agreement(metric: Metric) -> float:
+    """The share of the neighbours that both name."""
+    ours, theirs = (prepare(name, metric, AMONG, ASKED)()[1] for name in CONTENDERS)
+    return float((ours == theirs).mean())
 
 
 def features(count: int, seed: int, width: int = 192) -> NDArray[np.float32]:

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from statistics import mean, median, quantiles
 from time import perf_counter
 from typing import Any
@@ -75,13 +74,6 @@ def measure(cases: Sequence[Case], budget: Budget, tick: Tick) -> list[dict[str,
 
 def plain(row: Row) -> dict[str, Any]:
     return asdict(row) | {"steady": row.steady}
-
-
-def timed(tasks: Callable[[], Mapping[str, Task]]) -> Callable[[Budget], Times]:
-    """The measurement of a case whose tasks are made anew for each repeat."""
-    return lambda budget: interleave(
-        {name: partial(seconds_of, task) for name, task in tasks().items()}, budget
-    )
 
 
 def interleave(clocks: Mapping[str, Clock], budget: Budget) -> dict[str, list[float]]:

@@ -1,11 +1,17 @@
 """What the bench computes from times; the times themselves need the peers."""
 
+from functools import partial
+
 import pytest
 
 from bench import measure as module
-from bench.measure import REPEATS, Budget, Case, compare, measure, timed
+from bench.measure import REPEATS, Budget, Case, compare, interleave, measure, seconds_of
 
 OURS = [1.0, 1.1, 0.9, 1.0]
+
+
+def times_of(tasks, budget):
+    return interleave({name: partial(seconds_of, task) for name, task in tasks.items()}, budget)
 
 
 def rows(*repeats):
@@ -49,17 +55,15 @@ def test_tasks_take_turns(monkeypatch):
     monkeypatch.setattr(module, "TURN", 0)  # one call a turn, one to warm up
     called = []
     tasks = {name: lambda name=name: called.append(name) for name in "ab"}
-    times = timed(lambda: tasks)(Budget(rounds=4, seconds=60))
+    times = times_of(tasks, Budget(rounds=4, seconds=60))
     rounds = [set(called[i : i + 2]) for i in range(2, len(called), 2)]
     assert [len(seconds) for seconds in times.values()] == [4, 4]
     assert rounds == [{"a", "b"}] * 4
 
 
 def test_time_that_is_up_ends_the_rounds():
-    assert (
-        len(timed(lambda: {"a": lambda: None})(Budget(rounds=100, seconds=1e-9, fewest=3))["a"])
-        == 3
-    )
+    budget = Budget(rounds=100, seconds=1e-9, fewest=3)
+    assert len(times_of({"a": lambda: None}, budget)["a"]) == 3
 
 
 def test_the_first_call_of_a_task_does_not_count(monkeypatch):
@@ -70,19 +74,17 @@ def test_the_first_call_of_a_task_does_not_count(monkeypatch):
     def task():
         clock[0] += next(seconds)
 
-    assert timed(lambda: {"a": task})(Budget(rounds=9, seconds=0)) == {"a": [2.0] * 2}
+    assert times_of({"a": task}, Budget(rounds=9, seconds=0)) == {"a": [2.0] * 2}
 
 
 def test_all_cases_are_gone_through_before_any_is_repeated():
     made, told = [], []
 
-    def tasks(name):
+    def measured(name, budget):
         made.append(name)
-        return {"vitrail": lambda: None}
+        return {"vitrail": [1.0, 1.0]}
 
-    cases = [
-        Case(label=name, unit="ms", measure=timed(lambda name=name: tasks(name))) for name in "ab"
-    ]
+    cases = [Case(label=name, unit="ms", measure=partial(measured, name)) for name in "ab"]
     found = measure(
         cases, Budget(rounds=1, seconds=1), lambda share, words: told.append((share, words))
     )
