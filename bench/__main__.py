@@ -25,8 +25,8 @@ MINUTES: dict[Name, float] = {  # about; how the bar is shared
     "inference": 6.75,
     "step": 3,
     "knn": 0.5,
-    "start-up": 2.25,
-    "memory": 4.5,
+    "start-up": 1.5,
+    "memory": 4,
     "load": 2.5,
 }
 WHOLE = tuple(name for name in MINUTES if name != "load")  # under twenty minutes, by `make bench`

@@ -10,9 +10,12 @@ from bench.measure import Budget, Case, Tick, Times, measure
 from bench.peers import PEERS
 
 CASES = {"inference": inference.CASES, "step": step.CASES}
-# every large tensor goes back to the system when it is freed, so that memory in use is what counts
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-AT_ONCE = 2  # processes: memory takes no longer when it is shared out
+ENVIRONMENT = {
+    # every large tensor goes back to the system when it is freed: memory in use is what counts
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "OMP_NUM_THREADS": "1",
+}
+AT_ONCE = 2  # processes, of one thread each
 
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
