@@ -12,7 +12,6 @@ from torch import Tensor
 from vitrail.errors import UserError
 
 Metric = Literal["euclid", "cosine"]
-Candidates = tuple[Tensor, Tensor, Tensor]  # rough distances, positions, how wrong a distance is
 
 ROOM = 1 << 23  # distances held at once
 SPARE = 6  # candidates beyond the wanted ones: those that float32 might put in a wrong order
@@ -85,7 +84,7 @@ class Search:
         near = torch.empty(len(x), k, dtype=torch.float64)
         index = torch.empty(len(x), k, dtype=torch.int64)
         for part, some, room in self.parts(x):
-            near[part], index[part] = self.settled(some, self.candidates(some, k, room), k)
+            near[part], index[part] = self.settled(some, room, self.roughly(some, room), k)
         distances = near / 2 if self.metric == "cosine" else near.sqrt()
         return distances.numpy(), index.numpy()
 
@@ -94,13 +93,15 @@ class Search:
         only where the next one is as near, within what float32 can tell, is more to do."""
         index = torch.empty(len(x), k, dtype=torch.int64)
         for part, some, room in self.parts(x):
-            values, places, doubt = self.candidates(some, k, room)
+            doubt = self.roughly(some, room)
+            values, places = smallest(room, min(k + 1, len(self.rows)))
             index[part] = places[:, :k]
             if k < len(self.rows):
                 gap = values[:, k].double() - values[:, k - 1]
                 unsure = (gap <= 2 * doubt).nonzero()[:, 0]
-                rest = values[unsure], places[unsure], doubt[unsure]
-                index[part.start + unsure] = self.settled(some[unsure], rest, k)[1]
+                if len(unsure):
+                    found = self.settled(some[unsure], room[unsure], doubt[unsure], k)
+                    index[part.start + unsure] = found[1]
         return index.numpy()
 
     def parts(self, x: NDArray[Any]) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -112,18 +113,17 @@ class Search:
             part = slice(start, start + size)
             yield part, queries[part], room[: len(queries[part])]
 
-    def candidates(self, x: Tensor, k: int, room: Tensor) -> Candidates:
-        """The `k` nearest and some more, as float32 has it: |x - y|^2 without |x|^2, which is the
-        same for all rows y, in order; where they stand; and how wrong such a number can be."""
+    def roughly(self, x: Tensor, room: Tensor) -> Tensor:
+        """Fills the room with |x - y|^2 for all rows y, without |x|^2, which is the same for all
+        of them, as float32 has it; tells how wrong such a number can be for each of `x`."""
         moved = x - self.middle
         torch.addmm(self.fast_squares, moved.float(), self.fast.T, alpha=-2, out=room)
-        reach = (moved.norm(dim=1) + self.longest).square()
-        found = smallest(room, min(k + SPARE, len(self.rows)))
-        return *found, rounding(x.shape[1], torch.float32) * reach
+        reach: Tensor = (moved.norm(dim=1) + self.longest).square()
+        return reach * rounding(x.shape[1], torch.float32)
 
-    def settled(self, x: Tensor, found: Candidates, k: int) -> tuple[Tensor, Tensor]:
-        """Squared distances and positions in their true order, from the candidates."""
-        values, places, doubt = found
+    def settled(self, x: Tensor, rough: Tensor, doubt: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Squared distances and positions in their true order: the best of some candidates."""
+        values, places = smallest(rough, min(k + SPARE, len(self.rows)))
         near, index = self.ordered(x, places, k)
         if places.shape[1] < len(self.rows):
             moved = x - self.middle
