@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -79,6 +79,15 @@ def alone(
             process.kill()
 
 
+@contextmanager
+def all_alone(
+    bench: str, contenders: Iterable[str], folder: str = ""
+) -> Iterator[dict[str, Alone]]:
+    """Each of them in a process, which lives through all cases of a bench."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(alone(bench, name, folder)) for name in contenders}
+
+
 def in_turn(
     bench: str,
     contenders: Sequence[str],
@@ -87,9 +96,8 @@ def in_turn(
     tick: Tick,
     folder: str = "",
 ) -> list[dict[str, Any]]:
-    """All cases of a bench; every contender's process lives through all of them."""
-    with ExitStack() as stack:
-        processes = {name: stack.enter_context(alone(bench, name, folder)) for name in contenders}
+    """All cases of a bench of models."""
+    with all_alone(bench, contenders, folder) as processes:
         cases = [
             Case(label=label(*size), unit="ms", measure=partial(turns, processes, size))
             for size in sizes

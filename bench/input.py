@@ -11,7 +11,6 @@ import math
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -25,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bench.alone import alone, turns
+from bench.alone import all_alone, turns
 from bench.measure import Budget, Case, Task, Tick, measure
 from bench.peers import mend_torchvision
 from vitrail.data.config import Augment, DataConfig, Preprocess
@@ -237,10 +236,9 @@ TINY_LOADERS: dict[str, Callable[[NDArray[np.uint8]], Start]] = {  # timm has no
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
     budget = replace(budget, fewest=FEWEST)
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder, all_alone("input", LOADERS) as processes:
         tick(0.0, f"making {IMAGES} photos")
         make_photos(Path(folder), IMAGES, PHOTOS)
-        processes = {name: stack.enter_context(alone("input", name)) for name in LOADERS}
         few = {name: process for name, process in processes.items() if name in TINY_LOADERS}
         cases = [
             Case(

@@ -1,14 +1,13 @@
 """Nearest neighbours: Vitrail's search against scikit-learn's, and whether they agree."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.alone import alone, turns
+from bench.alone import all_alone, turns
 from bench.measure import Budget, Case, Tick, measure
 from vitrail.heads.knn import Metric, Search
 
@@ -24,8 +23,7 @@ Found = tuple[NDArray[np.float64], NDArray[np.int64]]  # distances, positions
 
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
-    with ExitStack() as stack:
-        processes = {name: stack.enter_context(alone("knn", name)) for name in CONTENDERS}
+    with all_alone("knn", CONTENDERS) as processes:
         cases = [
             Case(
                 label=f"{ASKED:,} images among {AMONG:,}, {metric}",

@@ -131,7 +131,7 @@ def test_sliding_is_warping_by_whole_pixels():
     mirrored = random.random(40) < 0.5
     matrix = np.eye(2)[None] * np.where(mirrored[:, None, None], [[-1], [1]], 1)
     warped = operations.warp(images, matrix, np.stack([right, down], 1).astype(float))
-    assert torch.equal(operations.slide(images, right, down, mirrored), warped)
+    assert torch.equal(operations.mirror(operations.slide(images, right, down), mirrored), warped)
 
 
 def test_half_of_the_images_are_flipped():

@@ -128,8 +128,7 @@ def move(images: Tensor, settings: Augment, luck: Luck) -> Tensor:
     height, width = images.shape[-2:]
     right, down = whole(luck["left"], a.shift * width), whole(luck["top"], a.shift * height)
     if not (a.scale < 1 or a.rotate or a.zoom or a.shear):
-        slides = a.shift > 0
-        return slide(images, right, down, mirrored) if slides else mirror(images.clone(), mirrored)
+        return mirror(slide(images, right, down) if a.shift else images.clone(), mirrored)
     turn = np.radians(a.rotate) * (2 * luck["rotate"] - 1)
     matrix = rotation(turn) @ slant(a.shear * (2 * luck["shear"] - 1))
     matrix = matrix / ((1 + a.zoom) ** (2 * luck["zoom"] - 1))[:, None, None]

@@ -170,13 +170,8 @@ def warp(images: Tensor, matrix: Numbers, offset: Numbers) -> Tensor:
     return moved.add_(border).round_().to(torch.uint8)
 
 
-def slide(
-    images: Tensor,
-    right: NDArray[np.int64],
-    down: NDArray[np.int64],
-    mirrored: NDArray[np.bool_],
-) -> Tensor:
-    """`warp` by whole pixels and mirroring only, several times faster.
+def slide(images: Tensor, right: NDArray[np.int64], down: NDArray[np.int64]) -> Tensor:
+    """`warp` by whole pixels only, several times faster.
 
     In numpy, whose copies of small pieces take a third of the time of torch's.
     """
@@ -192,11 +187,11 @@ def slide(
         strides=(*padded.strides, padded.strides[2]),
     )
     moved = windows[np.arange(len(pixels)), :, y + down, x + right]
-    return mirror(torch.from_numpy(moved.view(np.uint8).reshape(pixels.shape)), mirrored)
+    return torch.from_numpy(moved.view(np.uint8).reshape(pixels.shape))
 
 
 def mirror(images: Tensor, mirrored: NDArray[np.bool_]) -> Tensor:
-    """Turns some of the images round, in place. They are chosen by numpy, as above."""
+    """Turns some of the images round, in place. Numpy chooses them, as above."""
     pixels, some = images.numpy(), np.flatnonzero(mirrored)
     pixels[some] = torch.from_numpy(pixels[some]).flip(-1).numpy()
     return images
