@@ -145,7 +145,7 @@ def ours(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
     recipe = read_recipe(folder / "recipe.toml")
     looks = [
         [line["seconds"], line["val_accuracy"]]
-        for line in read_journal(folder / "journal.jsonl")
+        for line in read_journal(folder / "log.jsonl")
         if line["kind"] == "epoch" and line["val_accuracy"] is not None
     ]
     result = {

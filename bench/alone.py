@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from bench import runtime
 from bench.measure import Budget, Case, Task, Tick, Times, interleave, measure, seconds_of
-from vitrail.data.memory import keep_freed_memory
+from vitrail.data.reading.memory import keep_freed_memory
 from vitrail.zoo.presets import preset
 
 ROOT = Path(__file__).resolve().parents[1]  # from where a new process finds all modules

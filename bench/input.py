@@ -28,9 +28,9 @@ from bench.alone import all_alone, turns
 from bench.measure import Budget, Case, Task, Tick, measure
 from bench.peers import mend_torchvision
 from vitrail.data.config import Augment, DataConfig, Preprocess
-from vitrail.data.folder import Files, open_folder
 from vitrail.data.loader import Loader
 from vitrail.data.source import Item
+from vitrail.data.sources.folder import Files, open_folder
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-val-300"
 VIEW = Preprocess(

@@ -25,7 +25,8 @@ from bench.report import origin
 from bench.seed import SeedViT
 from vitrail.data.config import DataConfig, Preprocess
 from vitrail.data.loader import Batch, Loader
-from vitrail.data.source import Source, Split, open_data
+from vitrail.data.open import open_data
+from vitrail.data.source import Source, Split
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import evaluating
 from vitrail.files import write

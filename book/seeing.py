@@ -18,8 +18,9 @@ from book.faithfulness import Trial, some, tried
 from book.figures import FIGURES, save
 from book.gallery import name
 from vitrail.data.image import load_image
+from vitrail.data.open import open_data
 from vitrail.data.preprocess import fit
-from vitrail.data.source import indices, open_data
+from vitrail.data.source import indices
 from vitrail.insight import learned
 from vitrail.insight.draw import ALIKE, GREY, INK, LOOK, PANE, SOFT, colour, montage, overlaid
 from vitrail.insight.draw import Sheet as Page

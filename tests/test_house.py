@@ -24,11 +24,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "vitrail"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ROWS = [  # a folder imports only from lower rows
-    ["cli"],
-    ["search", "serve"],
+    ["cli", "serve"],
+    ["search"],
     ["run"],
-    ["zoo", "insight", "heads", "export"],
+    ["zoo", "insight", "heads", "export", "audit"],
     ["model", "data", "training", "evaluation"],
+    ["display"],
 ]
 FREE_OF_TORCH = [
     "vitrail.model.config",
@@ -245,31 +246,38 @@ def test_a_false_shape_comment_would_be_seen(tmp_path, monkeypatch):
     assert {line for _, line in tracer.claims.keys() - tracer.reached} == {6}
 
 
-def test_readme_tree_is_the_first_line_of_every_module():
-    block = re.search(r"```\n(vitrail/\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_tree_is_the_first_line_of_every_module():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    block = re.search(r"```\n(vitrail/\n.*?)```", text, re.DOTALL)
     assert block is not None
     assert block[1] == tree()
 
 
 def tree() -> str:
-    """The package as README shows it."""
-    lines = ["vitrail/"]
-    order = [path for path in PACKAGE.glob("*.py")]
-    order = sorted(path for path in order if not path.name.startswith("__"))
+    """The package as CONTRIBUTING shows it: each folder and module with its first line."""
+    order = [path for path in sorted(PACKAGE.glob("*.py")) if not path.name.startswith("__")]
     for row in reversed(ROWS):
         for folder in row:
-            if (PACKAGE / folder).is_dir():
-                order += [PACKAGE / folder / "__init__.py"]
-                order += sorted(
-                    p for p in (PACKAGE / folder).glob("*.py") if p.name != "__init__.py"
-                )
-    for path in order:
-        parts = path.relative_to(PACKAGE).parts
-        name = f"{parts[0]}/" if path.name == "__init__.py" else path.name
-        indent = "  " * (1 if path.name == "__init__.py" else len(parts))
-        words = ast.get_docstring(ast.parse(path.read_text())) or "no docstring"
-        lines.append(f"{indent + name:<22}{words.splitlines()[0]}")
-    return "\n".join(lines) + "\n"
+            order += modules_below(PACKAGE / folder)
+    return "\n".join(["vitrail/", *map(line_of, order)]) + "\n"
+
+
+def modules_below(folder: Path) -> list[Path]:
+    """Its own `__init__`, its modules, then its subfolders."""
+    if not (folder / "__init__.py").is_file():
+        return []
+    own = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
+    inner = sorted(path.parent for path in folder.glob("*/__init__.py"))
+    return [folder / "__init__.py", *own, *(p for below in inner for p in modules_below(below))]
+
+
+def line_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    is_folder = path.name == "__init__.py"
+    name = f"{parts[-2]}/" if is_folder else path.name
+    indent = "  " * (len(parts) - 1 if is_folder else len(parts))
+    words = ast.get_docstring(ast.parse(path.read_text())) or "no docstring"
+    return f"{indent + name:<24}{words.splitlines()[0]}"
 
 
 def blocks(language: str) -> list[str]:
@@ -307,4 +315,7 @@ def test_help_does_not_wait_for_torch(module):
 
 
 if __name__ == "__main__":
-    print(tree(), end="")
+    page = ROOT / "CONTRIBUTING.md"
+    page.write_text(
+        re.sub(r"```\nvitrail/\n.*?```", f"```\n{tree()}```", page.read_text(), flags=re.DOTALL)
+    )

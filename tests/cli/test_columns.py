@@ -64,7 +64,7 @@ def test_evaluate_can_be_told_of_other_columns(capsys, run, table):
 
 def test_a_run_goes_on_and_is_reported_with_its_columns(run):
     from vitrail.run.record import read_run
-    from vitrail.run.report import data_of
+    from vitrail.run.report.make import data_of
     from vitrail.run.run import resume
     from vitrail.zoo.file import load_model
 

@@ -12,7 +12,8 @@ from PIL import Image
 from tests.cli.conftest import call
 from vitrail.data.config import Preprocess
 from vitrail.data.loader import Loader
-from vitrail.data.source import fingerprint, open_data
+from vitrail.data.open import open_data
+from vitrail.data.source import fingerprint
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT

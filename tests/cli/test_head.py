@@ -14,7 +14,8 @@ from tests.cli.conftest import call
 from tests.data.samples import write
 from tests.heads.samples import tiny
 from vitrail.cli.main import main
-from vitrail.data.source import indices, open_data
+from vitrail.data.open import open_data
+from vitrail.data.source import indices
 from vitrail.heads import keep
 from vitrail.heads.features import Extractor
 from vitrail.heads.kinds import KINDS

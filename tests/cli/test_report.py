@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.conftest import call
 from tests.run.fabricated import images, write_run
-from vitrail.evaluation import figures
+from vitrail.display import figures
 
 
 @pytest.fixture(autouse=True)

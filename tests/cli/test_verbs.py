@@ -18,7 +18,7 @@ from vitrail.errors import UserError
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Three digits as files, and one file that is none."""
-    from vitrail.data.source import open_data
+    from vitrail.data.open import open_data
 
     place = tmp_path_factory.mktemp("pictures")
     source = open_data("digits")
@@ -156,7 +156,8 @@ def test_from_python_what_is_no_picture_is_refused_by_its_type(folder, kind):
 
 
 def test_what_evaluate_sees_is_what_predict_sees(folder):
-    from vitrail.data.source import indices, open_data
+    from vitrail.data.open import open_data
+    from vitrail.data.source import indices
 
     source = open_data("digits")
     test = indices(source, "test")

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from tests.data.fakes import Deadly, Fake, arrays, encoded, photo, photos
-from vitrail.data import augment, workers
+from vitrail.data import augment
 from vitrail.data.config import AUGMENTS, DataConfig, Preprocess
 from vitrail.data.image import load_image
 from vitrail.data.loader import Batch, Loader, order, repeats
 from vitrail.data.preprocess import preprocess
+from vitrail.data.reading import workers
 from vitrail.errors import Refused, UserError
 
 LARGE, SMALL = Preprocess(size=72, crop=0.9), Preprocess(size=16)

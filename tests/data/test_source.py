@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tests.data.samples import class_folders, write
-from vitrail.data.progress import bar
-from vitrail.data.source import address, fingerprint, indices, open_data
+from vitrail.data.open import address, open_data
+from vitrail.data.source import fingerprint, indices
+from vitrail.display.progress import bar
 from vitrail.errors import UserError
 
 
@@ -130,7 +131,7 @@ def test_a_bar_is_drawn_only_where_a_terminal_watches(capsys):
 @pytest.mark.parametrize("sizes", [True, False])
 def test_a_bar_appears_when_it_takes_long(monkeypatch, capsys, sizes):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("vitrail.data.progress.PATIENCE", -1.0)
+    monkeypatch.setattr("vitrail.display.progress.PATIENCE", -1.0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     with bar("working", 3, sizes=sizes) as advance:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.samples import class_folders, write
 from vitrail.data import split as module
-from vitrail.data.source import open_data
+from vitrail.data.open import open_data
 from vitrail.data.split import carve, digest, digests
 from vitrail.errors import UserError
 

@@ -13,14 +13,15 @@ from unittest.mock import ANY
 from PIL import Image
 
 from vitrail import files
-from vitrail.data import image, workers
-from vitrail.data.folder import Files, Item, read_file
+from vitrail.data import image
 from vitrail.data.loader import Loader
+from vitrail.data.reading import workers
+from vitrail.data.sources.folder import Files, Item, read_file
 from vitrail.errors import UserError
 from vitrail.run import drive, run
 from vitrail.run.drive import Driver
 from vitrail.run.journal import Journal
-from vitrail.training import loop, state
+from vitrail.training import checkpoint, loop
 from vitrail.training.learner import Learner
 
 
@@ -38,7 +39,7 @@ def old_state_deleted_first() -> None:
         if path.exists():
             shutil.rmtree(path)
 
-    state.set_aside = set_aside
+    checkpoint.set_aside = set_aside
 
 
 def not_synced() -> None:
@@ -50,19 +51,19 @@ def not_swept() -> None:
 
 
 def no_checksums() -> None:
-    state.check = lambda found, written: None
+    checkpoint.check = lambda found, written: None
 
 
 def newest_state_only() -> None:
-    state.load = lambda folder: state.read(state.saved(Path(folder))[0])
+    checkpoint.load = lambda folder: checkpoint.read(checkpoint.saved(Path(folder))[0])
 
 
 def no_lock() -> None:
-    state.lock = lambda folder: nullcontext()
+    checkpoint.lock = lambda folder: nullcontext()
 
 
 def disk_not_told() -> None:
-    state.disk_told = lambda failure, left: nullcontext()
+    checkpoint.disk_told = lambda failure, left: nullcontext()
     files.ADVICE = {}  # by which the command line knows what the system refused
 
 
@@ -145,7 +146,7 @@ def nan_taken() -> None:
 def nan_saved() -> None:
     def save(self: Driver) -> None:
         tensors = self.learner.tensors()
-        state.save(self.folder / "state", self.facts["step"], tensors, dict(self.facts))
+        checkpoint.save(self.folder / "checkpoints", self.facts["step"], tensors, dict(self.facts))
         self.saved = drive.time.monotonic()
 
     Driver.save = save

@@ -12,7 +12,7 @@ from vitrail.cli.main import main
 
 PRELOAD = [  # all that a run imports on its way
     *("pytest", "torch._dynamo", "typeguard", "vitrail.cli.resume", "vitrail.cli.train"),
-    *("vitrail.data.builtin", "vitrail.data.folder", "tests.faults.fuzz"),
+    *("vitrail.data.sources.builtin", "vitrail.data.sources.folder", "tests.faults.fuzz"),
 ]
 PATIENCE = 120  # seconds after which a child counts as hung
 

@@ -21,15 +21,16 @@ from tests.data.bad import bomb
 from tests.zoo import samples
 from tests.zoo.arrays import google_arrays
 from vitrail.data.image import facts, load_image
-from vitrail.data.source import open_data
+from vitrail.data.open import open_data
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.run import classifier, report, run
-from vitrail.run.compare import compare
+from vitrail.run import classifier, run
 from vitrail.run.recipe import Recipe, build, read_recipe, write_toml
 from vitrail.run.record import read_run
-from vitrail.training import state
+from vitrail.run.report import make
+from vitrail.run.report.compare import compare
+from vitrail.training import checkpoint
 from vitrail.zoo import load as zoo
 
 MEMORY = 1 << 30  # bytes at most, above what the process has at its start
@@ -266,14 +267,14 @@ class Runs:
     def read(self, name: str, content: bytes, seed: int) -> None:
         (self.run / name).write_bytes(content)
         looks: list[Callable[[], Any]] = [
-            lambda: state.load(self.run / "state"),
+            lambda: checkpoint.load(self.run / "checkpoints"),
             lambda: read_run(self.run),
             lambda: compare([self.run, self.other]),
             lambda: classifier.load(self.run),
             lambda: run.resume(self.run, report=False, quiet=True),
         ]
         if seed % PAGES == PAGES - 1:
-            looks.append(lambda: report.make(self.run))
+            looks.append(lambda: make.make(self.run))
         try:
             for look in looks:
                 try:

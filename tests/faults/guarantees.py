@@ -20,7 +20,7 @@ from tests.faults import fuzz, harm, saves
 from tests.faults.children import Harm, Nursery
 from tests.faults.lab import DIGITS, PHOTOS, STOP, Lab, digest, told_in_one_line
 from vitrail.cli.main import main
-from vitrail.training import state
+from vitrail.training import checkpoint
 from vitrail.zoo.file import load_model
 
 Harms = Sequence[Harm]
@@ -68,7 +68,7 @@ def killed_from_outside(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[in
         arguments = ["train", *DIGITS, "--out", str(run)]
         for _ in range(2):
             child = lab.nursery.start(main, arguments, harms=[harm.quick, harm.ticking, *broken])
-            wait_for_lines(child.process, run / "journal.jsonl", int(luck.integers(1, 12)))
+            wait_for_lines(child.process, run / "log.jsonl", int(luck.integers(1, 12)))
             time.sleep(luck.uniform(0, 0.02))
             child.process.kill()
             assert child.done().code in (-signal.SIGKILL, 0)
@@ -89,7 +89,7 @@ def signalled(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
         run = lab.copy()
         done = lab.resume(run, *broken, partial(harm.at_step, 20, harm.signalled, number))
         assert done.code == code and "Traceback" not in done.told, done
-        saved = state.load(run / "state")
+        saved = checkpoint.load(run / "checkpoints")
         assert saved is not None and saved.step == 20
         lab.recovers(run, *broken)
         yield 1
@@ -97,8 +97,8 @@ def signalled(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
 
 def flipped(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy()
-    yield lab.nursery.ask(saves.flipped, run / "state", tries, harms=broken)
-    newest = state.saved(run / "state")[0] / state.TENSORS
+    yield lab.nursery.ask(saves.flipped, run / "checkpoints", tries, harms=broken)
+    newest = checkpoint.saved(run / "checkpoints")[0] / checkpoint.TENSORS
     newest.write_bytes(newest.read_bytes()[:-1] + b"\x55")
     assert f"going back to step {STOP - 1}" in lab.recovers(run, *broken).told
     yield 1
@@ -106,21 +106,21 @@ def flipped(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
 
 def shortened(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy()
-    yield lab.nursery.ask(saves.shortened, run / "state", tries, harms=broken)
-    shutil.rmtree(state.saved(run / "state")[0])
-    os.truncate(run / "journal.jsonl", 1000)
+    yield lab.nursery.ask(saves.shortened, run / "checkpoints", tries, harms=broken)
+    shutil.rmtree(checkpoint.saved(run / "checkpoints")[0])
+    os.truncate(run / "log.jsonl", 1000)
     lab.recovers(run, *broken, journal=False)
     yield 1
     run = lab.copy()
-    (run / "journal.jsonl").unlink()
+    (run / "log.jsonl").unlink()
     lab.recovers(run, *broken, journal=False)
     yield 1
 
 
 def no_state_whole(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy()
-    for path in state.saved(run / "state"):
-        os.truncate(path / state.TENSORS, 100)
+    for path in checkpoint.saved(run / "checkpoints"):
+        os.truncate(path / checkpoint.TENSORS, 100)
     told_in_one_line(lab.resume(run, *broken), "no state in")
     load_model(run / "model.safetensors")  # the best so far is still there
     yield 1
@@ -235,10 +235,10 @@ def on_a_read_only_disk(place: Path, whole: Path, part: Path, broken: tuple[Harm
     done = inner.nursery.vitrail("train", *DIGITS, "--out", run / "deeper", harms=broken)
     told_in_one_line(done, "Read-only file system")
     harm.writable(run)
-    act = partial(harm.at_step, 20, harm.disk_read_only, run / "state")
+    act = partial(harm.at_step, 20, harm.disk_read_only, run / "checkpoints")
     done = inner.resume(run, harm.ticking, act, *broken)
     told_in_one_line(done, "Read-only file system", begun=True)
-    harm.writable(run / "state")
+    harm.writable(run / "checkpoints")
     inner.recovers(run)
     return 3
 
@@ -305,7 +305,7 @@ def data_gone(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
             told_in_one_line(lab.resume(run, *broken), "is not the data this run began with")
         finally:
             path.write_bytes(good)
-        saved = state.load(run / "state")
+        saved = checkpoint.load(run / "checkpoints")
         assert saved is not None and saved.step > 6  # all steps that could be taken
         lab.recovers(run, like=lab.photos_whole)
         yield 1
@@ -358,7 +358,7 @@ def clock_jumps(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy()
     act = partial(harm.at_step, 22, harm.signalled, signal.SIGKILL)
     lab.resume(run, harm.ticking, harm.wild_clock, act, *broken)
-    saved = state.load(run / "state")
+    saved = checkpoint.load(run / "checkpoints")
     assert saved is not None and saved.step == 21
     lab.recovers(run, harm.wild_clock, *broken)
     yield 1

@@ -15,7 +15,7 @@ from tests.faults import harm
 from tests.faults.children import Done, Harm, Nursery
 from tests.run.conftest import tensors
 from vitrail.run.journal import read_journal
-from vitrail.training import state
+from vitrail.training import checkpoint
 
 STEPS, STOP = 24, 17  # it looks at the validation images after steps 15 and 24
 TINY = [
@@ -109,14 +109,14 @@ class Lab:
     def stumbles(self, run: Path, words: str, *harms: Harm, like: Path | None = None) -> None:
         """Is stopped by what goes wrong, says so, has lost nothing, and recovers without it."""
         told_in_one_line(self.resume(run, *harms), words, begun=True)
-        assert state.load(run / "state") is not None
+        assert checkpoint.load(run / "checkpoints") is not None
         self.recovers(run, like=like)
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
     """Of the journal, without what the clock said."""
     timed = ("seconds", "images_per_s")
-    found = read_journal(run / "journal.jsonl")
+    found = read_journal(run / "log.jsonl")
     return [{k: v for k, v in line.items() if k not in timed} for line in found]
 
 

@@ -13,19 +13,19 @@ import torch
 
 from tests.faults import harm
 from tests.faults.children import Harm
-from vitrail.training import state
+from vitrail.training import checkpoint
 
 SYSTEM_CALLS = "write writev pwrite64 fsync rename renameat renameat2 mkdir unlink unlinkat rmdir"
 NUMBERS = 999  # in the saved tensor
 
 
 def put(folder: Path, step: int, attempt: int = 0) -> None:
-    state.save(folder, step, {"weight": torch.full((NUMBERS,), float(step))}, {"try": attempt})
+    checkpoint.save(folder, step, {"weight": torch.full((NUMBERS,), float(step))}, {"try": attempt})
 
 
 def whole(folder: Path, *steps: int) -> None:
     """One of these states loads, to the last bit, and no other lies broken before it."""
-    found = state.load(folder)
+    found = checkpoint.load(folder)
     assert found is not None and not found.warnings, found
     assert found.step in steps, found.step
     assert found.tensors["weight"].tolist() == [float(found.step)] * NUMBERS
@@ -44,7 +44,7 @@ def attempt(folder: Path, number: int, harms: Harm) -> int:
 def killed_at_calls(folder: Path, every: int) -> int:
     """Instead of a call of a save: first of a new state, then of one saved a second time."""
     folder.mkdir()
-    folder, kills = folder / "state", 0
+    folder, kills = folder / "checkpoints", 0
     put(folder, 1), put(folder, 2)
     for steps in ((2, 3), (3,)):
         for number in range(0, 10_000, every):
@@ -62,7 +62,7 @@ def killed_at_calls(folder: Path, every: int) -> int:
 def killed_in_writing(folder: Path, tries: int) -> int:
     """Inside a write of any file of a save, whoever does it."""
     folder.mkdir()
-    folder, luck = folder / "state", np.random.default_rng(0)
+    folder, luck = folder / "checkpoints", np.random.default_rng(0)
     put(folder, 1), put(folder, 2)
     for number in range(tries):
         steps = (2, 3) if number < tries // 2 else (3,)
@@ -78,7 +78,7 @@ def killed_in_writing(folder: Path, tries: int) -> int:
 def killed_at_system_calls(folder: Path, every: int) -> int | None:
     """As the kernel sees them, by strace; None where that is not allowed."""
     folder.mkdir()
-    folder, kills = folder / "state", 0
+    folder, kills = folder / "checkpoints", 0
     put(folder, 1), put(folder, 2)
     for steps in ((2, 3), (3,)):
         log = folder.with_name("calls")
@@ -120,7 +120,7 @@ def traced(folder: Path, options: list[str]) -> int | None:
 
 def flipped(folder: Path, tries: int) -> int:
     """One bit of any file of the newest of two states: found, and the state before is used."""
-    newest, before = state.saved(folder)
+    newest, before = checkpoint.saved(folder)
     files, luck = sorted(newest.iterdir()), np.random.default_rng(0)
     for _ in range(tries):
         path = files[luck.integers(len(files))]
@@ -130,14 +130,14 @@ def flipped(folder: Path, tries: int) -> int:
         path.write_bytes(bad)
         passed_over(folder, newest, before)
         path.write_bytes(good)
-    found = state.load(folder)
-    assert found is not None and found.step == state.number_of(newest)
+    found = checkpoint.load(folder)
+    assert found is not None and found.step == checkpoint.number_of(newest)
     return tries
 
 
 def shortened(folder: Path, tries: int) -> int:
     """Every file of the newest of two states is missing, empty or cut off: the other is used."""
-    newest, before = state.saved(folder)
+    newest, before = checkpoint.saved(folder)
     done = 0
     for path in sorted(newest.iterdir()):
         good = path.read_bytes()
@@ -152,8 +152,8 @@ def shortened(folder: Path, tries: int) -> int:
 
 
 def passed_over(folder: Path, newest: Path, before: Path) -> None:
-    found = state.load(folder)
-    assert found is not None and found.step == state.number_of(before)
+    found = checkpoint.load(folder)
+    assert found is not None and found.step == checkpoint.number_of(before)
     assert any(warning.startswith(f"{newest.name} ") for warning in found.warnings)
 
 
@@ -172,9 +172,9 @@ def synced(folder: Path) -> int:
 
     os.fsync, os.rename = syncing, renaming
     folder.mkdir()
-    put(folder / "state", 1)
-    place = events.index(("rename", str(folder / "state" / "step-00000001")))
+    put(folder / "checkpoints", 1)
+    place = events.index(("rename", str(folder / "checkpoints" / "step-00000001")))
     before = {Path(path).name for kind, path in events[:place] if kind == "sync"}
-    assert {state.FACTS, state.TENSORS, state.MANIFEST, "step-00000001"} <= before
-    assert ("sync", str(folder / "state")) in events[place:]
+    assert {checkpoint.FACTS, checkpoint.TENSORS, checkpoint.MANIFEST, "step-00000001"} <= before
+    assert ("sync", str(folder / "checkpoints")) in events[place:]
     return 1

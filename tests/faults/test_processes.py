@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.run.conftest import tensors
 from tests.training.ranks import free_port
-from vitrail.training import state
+from vitrail.training import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -143,7 +143,7 @@ def test_a_hanging_rank_is_named_and_no_step_is_lost(tmp_path, tell):
     os.kill(int((launch.pids / "1-0").read_text()), signal.SIGKILL)  # torchrun waits half a minute
     assert launch.end() == 1
     assert launch.left() == []
-    assert state.load(tmp_path / "run" / "state").step == 33
+    assert checkpoint.load(tmp_path / "run" / "checkpoints").step == 33
     tell("rank hangs, is named", 1, 1)
 
 
@@ -164,7 +164,7 @@ def test_sigterm_to_torchrun_saves_once_and_leaves_nobody(tmp_path, tell):
     flags += ["--train.steps", "100000", "--train.evaluate-every", "100000"]
     flags += ["--data.workers", "2", "--data.cache-gb", "0", "--data.disk-gb", "0"]
     launch = Launch(tmp_path, *flags)
-    journal, states = tmp_path / "run" / "journal.jsonl", tmp_path / "run" / "state"
+    journal, states = tmp_path / "run" / "log.jsonl", tmp_path / "run" / "checkpoints"
     launch.wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 4)
     assert len(launch.left()) == 6  # two ranks, and two that read for each
     launch.process.send_signal(signal.SIGTERM)
@@ -173,5 +173,5 @@ def test_sigterm_to_torchrun_saves_once_and_leaves_nobody(tmp_path, tell):
     assert "error: " not in launch.told.read_text()
     newest = max(states.iterdir())
     last = json.loads(journal.read_text().splitlines()[-1])["step"]
-    assert newest.name == f"step-{last:08d}" and state.read(newest).step == last
+    assert newest.name == f"step-{last:08d}" and checkpoint.read(newest).step == last
     tell("SIGTERM to torchrun", 1, 1)

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from tests.heads.samples import VIEW, tiny
-from vitrail.data.source import indices, open_data
+from vitrail.data.open import open_data
+from vitrail.data.source import indices
 from vitrail.errors import UserError
 from vitrail.heads.features import Extractor, Features
 

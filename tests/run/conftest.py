@@ -84,5 +84,5 @@ def stop_at(monkeypatch):
 
 def tensors(folder):
     """Every tensor a run ends with: the kept model, and all of the last state."""
-    state = sorted((folder / "state").glob("step-*"))[-1]
+    state = sorted((folder / "checkpoints").glob("step-*"))[-1]
     return load_file(folder / "model.safetensors") | load_file(state / "tensors.safetensors")

@@ -59,7 +59,7 @@ def write_run(folder, source, accuracy=0.8, seed=0, **facts):
     recipe = replace(recipe, train=replace(recipe.train, steps=60))
     reasons = ["batch 128: <b>at least</b> eight steps", "epochs 3: asked for"]
     (folder / "recipe.toml").write_text(with_reasons(reasons, write_toml(recipe)))
-    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in journal()))
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in journal()))
     seen, scores = {}, {}
     for split in SHARE:
         items = np.flatnonzero(source.splits == split)

@@ -8,7 +8,7 @@ from vitrail.errors import UserError
 from vitrail.run import run
 from vitrail.run.recipe import merge, read_recipe
 from vitrail.run.record import read_reasons
-from vitrail.training import state
+from vitrail.training import checkpoint
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_broken_validation_image_stops_a_run_that_ends_as_if_it_never_had(
     mend = broken("val/light/0.png")
     with pytest.raises(UserError, match=r"val/light/0\.png: .* leave it out with --data\.skip-"):
         on_photos("part", UNKEPT)
-    assert state.load(tmp_path / "part" / "state").step == 12
+    assert checkpoint.load(tmp_path / "part" / "checkpoints").step == 12
     with pytest.raises(UserError, match=r"val/light/0\.png"):  # looks first, and fails again
         go_on(tmp_path / "part")
     mend()
@@ -65,14 +65,14 @@ def test_a_look_that_is_not_repeated_would_be_noticed(on_photos, broken, tmp_pat
     with pytest.raises(UserError):
         on_photos("part", UNKEPT)
     mend()
-    load = state.load
+    load = checkpoint.load
 
     def looked(folder):
         saved = load(folder)
         saved.facts["epoch_steps"] = 0
         return saved
 
-    monkeypatch.setattr(state, "load", looked)
+    monkeypatch.setattr(checkpoint, "load", looked)
     part = go_on(tmp_path / "part")
     assert journal_without_time(part.folder) != journal_without_time(whole.folder)
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.test_builtin import write_photos
+from tests.data.sources.test_builtin import write_photos
 from tests.run.conftest import FEW, SMALL, tensors
-from vitrail.data.catalogue import IMAGENETTE
 from vitrail.data.loader import Loader
+from vitrail.data.sources.catalogue import IMAGENETTE
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.run import run
@@ -22,7 +22,7 @@ from vitrail.run.build import make_learner
 from vitrail.run.drive import Driver, Stopped
 from vitrail.run.journal import read_journal
 from vitrail.run.recipe import Recipe, merge, read_recipe
-from vitrail.training import state
+from vitrail.training import checkpoint
 from vitrail.training.loop import Diverged
 
 
@@ -33,7 +33,7 @@ def equal(one, other):
 def test_a_run_leaves_what_was_promised(digits):
     done = digits()
     names = {path.name for path in done.folder.iterdir()} - {".lock", ".data"}
-    written = {"recipe.toml", "journal.jsonl", "state", "model.safetensors", "metrics.json"}
+    written = {"recipe.toml", "log.jsonl", "checkpoints", "model.safetensors", "metrics.json"}
     assert names == written | {"predictions.safetensors"}
     assert json.loads((done.folder / "metrics.json").read_text()) == done.metrics
     keys = ["run", "model", "epochs", "steps", "seconds", "val", "test"]
@@ -44,7 +44,7 @@ def test_a_run_leaves_what_was_promised(digits):
 
 
 def test_the_journal_has_a_line_for_logged_steps_and_epochs(digits):
-    lines = read_journal(digits().folder / "journal.jsonl")
+    lines = read_journal(digits().folder / "log.jsonl")
     steps = [line for line in lines if line["kind"] == "step"]
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert [line["step"] for line in steps] == [1, 5, 10, 15, 20, 25, 30]
@@ -84,7 +84,7 @@ def test_stopped_and_resumed_equals_never_stopped(digits, stop_at, monkeypatch, 
 
 
 def journal_without_time(folder):
-    lines = read_journal(folder / "journal.jsonl")
+    lines = read_journal(folder / "log.jsonl")
     return [
         {k: v for k, v in line.items() if k not in ("seconds", "images_per_s")} for line in lines
     ]
@@ -134,13 +134,13 @@ def test_a_run_whose_right_answers_are_not_restored_would_be_noticed(digits, sto
         with pytest.raises(Stopped):
             digits("part")
     monkeypatch.undo()
-    load = state.load
+    load = checkpoint.load
 
     def forgetful(folder):
         saved = load(folder)
         return replace(saved, facts={**saved.facts, "epoch_right": 0})
 
-    monkeypatch.setattr(state, "load", forgetful)
+    monkeypatch.setattr(checkpoint, "load", forgetful)
     part = run.resume(whole.folder.parent / "part", report=False, quiet=True)
     rates = [
         [line.get("train_accuracy") for line in journal_without_time(folder)]
@@ -155,13 +155,13 @@ def test_a_state_without_right_answers_goes_on(digits, stop_at, monkeypatch, tmp
         with pytest.raises(Stopped):
             digits("old")
     monkeypatch.undo()
-    load, new = state.load, ("epoch_right", "epoch_images")
+    load, new = checkpoint.load, ("epoch_right", "epoch_images")
 
     def older(folder):
         saved = load(folder)
         return replace(saved, facts={k: v for k, v in saved.facts.items() if k not in new})
 
-    monkeypatch.setattr(state, "load", older)
+    monkeypatch.setattr(checkpoint, "load", older)
     assert run.resume(tmp_path / "old", report=False, quiet=True).metrics["steps"] == 30
 
 
@@ -241,7 +241,7 @@ def test_a_flag_wins_over_the_length_of_a_recipe_file(tmp_path):
 @pytest.mark.parametrize(("every", "looks"), [(0, 1), (1, 2)])
 def test_validation_images_are_looked_at_as_often_as_asked(digits, every, looks):
     done = digits(changes=merge(SMALL, {"train": {"evaluate_every": every}}))
-    lines = read_journal(done.folder / "journal.jsonl")
+    lines = read_journal(done.folder / "log.jsonl")
     assert sum(line.get("val_accuracy") is not None for line in lines) == looks
 
 
@@ -292,7 +292,7 @@ def test_changed_data_stop_a_resume(tmp_path, stop_at, monkeypatch):
     (tmp_path / "data" / "a" / "0.png").unlink()
     with pytest.raises(UserError, match="is not the data this run began with"):
         run.resume(tmp_path / "run", report=False, quiet=True)
-    assert (tmp_path / "run" / "state").exists()
+    assert (tmp_path / "run" / "checkpoints").exists()
 
 
 def killed(driver):
@@ -306,7 +306,7 @@ def begun(on_photos, monkeypatch, tmp_path):
         patch.setattr(Driver, "drive", killed)
         with pytest.raises(KeyboardInterrupt):
             on_photos()
-    assert not (tmp_path / "run" / "state").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
     return tmp_path / "run"
 
 
@@ -376,7 +376,7 @@ def test_what_a_run_left_that_never_began_is_no_obstacle(digits, tmp_path, marks
 
 def test_a_run_that_has_not_begun_yet_is_not_disturbed(digits, tmp_path):
     (tmp_path / "run").mkdir()
-    with state.lock(tmp_path / "run"), pytest.raises(UserError, match="is in use by process"):
+    with checkpoint.lock(tmp_path / "run"), pytest.raises(UserError, match="is in use by process"):
         digits()
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
@@ -423,7 +423,7 @@ def test_a_loss_that_is_not_finite_stops_and_saves(digits, monkeypatch, tmp_path
         patch.setattr(Loader, "training", poisoned)
         with pytest.raises(Diverged, match=r"step 6 .*hold NaN"):
             digits()
-    assert [path.name for path in (tmp_path / "run" / "state").iterdir()] == ["step-00000005"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000005"]
 
 
 def test_patience_stops_early(digits, monkeypatch):

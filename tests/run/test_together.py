@@ -10,13 +10,14 @@ from safetensors.torch import load_file
 from tests.run.conftest import SMALL, UNKEPT, tensors
 from tests.training.ranks import ranks
 from vitrail.data.loader import Loader
-from vitrail.data.source import indices, open_data
+from vitrail.data.open import open_data
+from vitrail.data.source import indices
 from vitrail.errors import UserError
 from vitrail.run import predictions, run
 from vitrail.run.drive import Driver, Stopped
 from vitrail.run.journal import read_journal
 from vitrail.run.recipe import merge
-from vitrail.training import distributed, state
+from vitrail.training import checkpoint, distributed
 from vitrail.training.learner import Learner
 
 CALM = {"data": {"augment": {"mixup": 0.0}}}
@@ -107,7 +108,7 @@ def check_same_weights(folder, world, digits, optimizer="muon", lr=1e-2):
     ours, theirs = (load_file(path / "model.safetensors") for path in (folder, one))
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-5
     losses = [
-        [line["loss"] for line in read_journal(path / "journal.jsonl") if line["kind"] == "step"]
+        [line["loss"] for line in read_journal(path / "log.jsonl") if line["kind"] == "step"]
         for path in (folder, one)
     ]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
@@ -175,7 +176,7 @@ def test_a_run_of_another_launch_is_refused(tmp_path, digits, monkeypatch):
 def test_a_signal_to_one_stops_all_and_one_saves(tmp_path):
     found = joined_once(3, train(tmp_path / "run", happening=at_step(9, terminated)))
     assert [type(one) for one in found] == [Stopped] * 3
-    assert [path.name for path in (tmp_path / "run" / "state").iterdir()] == ["step-00000009"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000009"]
 
 
 def test_a_run_of_one_process_goes_on_with_two(tmp_path, digits, stop_at, monkeypatch, capfd):
@@ -192,7 +193,7 @@ def test_a_run_of_one_process_goes_on_with_two(tmp_path, digits, stop_at, monkey
     lines = capfd.readouterr().err
     assert lines.count("going on from step 9 of 30") == 1
     assert "saved with processes 1, going on with 2: the last bits may differ" in lines
-    assert state.load(tmp_path / "run" / "state").step == 30
+    assert checkpoint.load(tmp_path / "run" / "checkpoints").step == 30
 
 
 def test_a_broken_image_of_one_is_no_loss_for_all(photos, tmp_path):
@@ -209,7 +210,7 @@ def test_a_broken_image_of_one_is_no_loss_for_all(photos, tmp_path):
     picture.write_bytes(bytes(len(content)))
     found = joined_once(2, train(tmp_path / "part"))
     assert isinstance(found[0], distributed.Lost) and "light/0.png" in str(found[1])
-    assert state.load(tmp_path / "part" / "state").step == 12
+    assert checkpoint.load(tmp_path / "part" / "checkpoints").step == 12
     picture.write_bytes(content)
     assert joined_once(2, train(tmp_path / "part")) == whole  # started again by the same torchrun
     assert same(tmp_path / "whole", tmp_path / "part")

@@ -21,7 +21,7 @@ from vitrail.run import run
 from vitrail.search import page
 from vitrail.search import search as searching
 from vitrail.search import study as shared
-from vitrail.training import state
+from vitrail.training import checkpoint
 from vitrail.training.loop import Diverged
 
 SMALL = {
@@ -250,7 +250,7 @@ def test_of_a_pruned_trial_the_run_stays(look, tmp_path, monkeypatch):
     facts = look().facts
     assert facts["trials"] == 3 and facts["pruned"] == 1
     folder = tmp_path / "out" / "trials" / "001"
-    assert (folder / "journal.jsonl").is_file() and not (folder / "metrics.json").exists()
+    assert (folder / "log.jsonl").is_file() and not (folder / "metrics.json").exists()
 
 
 def test_a_run_that_diverges_is_no_failure_of_the_search(look, tmp_path, monkeypatch):
@@ -361,7 +361,7 @@ def test_minutes_that_are_over_before_the_first_trial_are_told(look):
 def test_what_the_system_refuses_ends_the_search_and_no_trial(look, tmp_path, monkeypatch, cause):
     def full(*rest, **settings):
         if str(settings["out"]).endswith("001"):
-            with state.disk_told("cannot save step 7", "older states are untouched"):
+            with checkpoint.disk_told("cannot save step 7", "older states are untouched"):
                 raise cause
         return train(*rest, **settings)
 
@@ -531,13 +531,13 @@ LARGE = {
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_processes_lets_each_save_its_run(start, tmp_path, number):
     child = start("trials=2, jobs=2", LATE, LARGE)
-    journals = [tmp_path / "out" / "trials" / f"00{n}" / "journal.jsonl" for n in (0, 1)]
+    journals = [tmp_path / "out" / "trials" / f"00{n}" / "log.jsonl" for n in (0, 1)]
     wait_until(lambda: all(one.exists() and one.stat().st_size for one in journals), child)
     os.killpg(child.pid, number)
     _, err = child.communicate(timeout=120)
     assert child.returncode != 0 and err.count(b"Traceback") == (number == signal.SIGINT)
     for journal in journals:
-        assert list((journal.parent / "state").glob("step-*"))
+        assert list((journal.parent / "checkpoints").glob("step-*"))
     assert list((tmp_path / "out" / "owners").iterdir()) == []
 
 

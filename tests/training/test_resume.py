@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from tests.training.tiny import PATCHES, batches, learner, run
 from vitrail.errors import UserError
 from vitrail.training import loop
+from vitrail.training.checkpoint import load, save
 from vitrail.training.config import TrainConfig
-from vitrail.training.state import load, save
 
 TOTAL, STOP = 20, 7
 EVERYTHING = TrainConfig(
@@ -32,14 +32,14 @@ def stop(config, folder, kind="transformer"):
     model = learner(config, kind)
     for step in loop.train(model, batches(), config, TOTAL, patches=PATCHES):
         if step.number == STOP:
-            save(folder / "state", step.number, model.tensors(), {})
+            save(folder / "checkpoints", step.number, model.tensors(), {})
         if step.number == STOP + 2:
             return
 
 
 def resume(config, folder, kind="transformer", forget="nothing"):
     """The tensors at the end; all that begin with `forget` are not put back."""
-    state = load(folder / "state")
+    state = load(folder / "checkpoints")
     model = learner(config, kind)
     if forget != "nothing":
         fresh = model.tensors()
@@ -122,7 +122,7 @@ def test_forgetting_the_step_in_the_seed_would_be_noticed(tmp_path, monkeypatch)
 
 def test_a_state_restores_two_learners_apart_from_each_other(tmp_path):
     stop(EVERYTHING, tmp_path)
-    state = load(tmp_path / "state")
+    state = load(tmp_path / "checkpoints")
     kept = {name: tensor.clone() for name, tensor in state.tensors.items()}
     model = learner(EVERYTHING)
     model.restore(state.tensors)
@@ -132,15 +132,15 @@ def test_a_state_restores_two_learners_apart_from_each_other(tmp_path):
 
 def test_a_used_learner_keeps_nothing_of_its_past(tmp_path):
     model = learner(EVERYTHING)
-    save(tmp_path / "state", 0, model.tensors(), {})
+    save(tmp_path / "checkpoints", 0, model.tensors(), {})
     run(model, EVERYTHING, 3, patches=PATCHES)
-    model.restore(load(tmp_path / "state").tensors)
+    model.restore(load(tmp_path / "checkpoints").tensors)
     run(model, EVERYTHING, TOTAL, patches=PATCHES)
     assert differing(straight(EVERYTHING), model.tensors()) == []
 
 
 def test_a_learner_restores_before_its_first_step(tmp_path):
-    save(tmp_path / "state", 0, learner(EVERYTHING).tensors(), {})
+    save(tmp_path / "checkpoints", 0, learner(EVERYTHING).tensors(), {})
     assert differing(straight(EVERYTHING), resume(EVERYTHING, tmp_path)) == []
 
 
@@ -156,12 +156,12 @@ def test_the_state_of_another_model_is_refused(kind, changes, wrong, tmp_path):
     stop(EVERYTHING, tmp_path)
     other = learner(replace(EVERYTHING, **changes), kind)
     with pytest.raises(UserError, match=f"does not fit the model: {wrong}"):
-        other.restore(load(tmp_path / "state").tensors)
+        other.restore(load(tmp_path / "checkpoints").tensors)
 
 
 def test_a_tensor_of_another_shape_or_type_is_refused(tmp_path):
     stop(EVERYTHING, tmp_path)
-    tensors = load(tmp_path / "state").tensors
+    tensors = load(tmp_path / "checkpoints").tensors
     for name in ("model/head.weight", "optimizer/exp_avg/head.weight"):
         for odd in (torch.zeros(4, 4), tensors[name].double()):
             with pytest.raises(UserError, match=f"{name.removeprefix('optimizer/')} is torch"):

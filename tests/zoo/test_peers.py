@@ -22,9 +22,9 @@ from vitrail.zoo.architecture import recognise
 from vitrail.zoo.beside import PLAIN, Beside, timm
 from vitrail.zoo.convert import convert
 from vitrail.zoo.file import save_model
-from vitrail.zoo.layout import sort
+from vitrail.zoo.files.stored import Contents, Stored
+from vitrail.zoo.layouts.layout import sort
 from vitrail.zoo.load import load
-from vitrail.zoo.stored import Contents, Stored
 from vitrail.zoo.weights import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[2]

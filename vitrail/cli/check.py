@@ -13,7 +13,7 @@ from vitrail.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitrail.data.findings import Finding, Judgement
+    from vitrail.audit.findings import Finding, Judgement
     from vitrail.data.source import Source
     from vitrail.run.recipe import Recipe
 
@@ -50,11 +50,12 @@ def check(
         json: print one JSON document
     """
     from vitrail import files
-    from vitrail.data.check import examine
+    from vitrail.audit.examine import examine
+    from vitrail.audit.findings import Finding, judge, plain
     from vitrail.data.config import Columns
-    from vitrail.data.findings import Finding, judge, plain, printable
-    from vitrail.data.places import keep_out
-    from vitrail.data.source import open_data
+    from vitrail.data.open import open_data
+    from vitrail.data.sources.places import keep_out
+    from vitrail.display.text import printable
     from vitrail.run.build import pick_device
 
     place = pick_device(device).type
@@ -80,7 +81,7 @@ def check(
     if augmented and sheet:
         files.write(augmented, sheet)
     if out:
-        from vitrail.data.check_page import page
+        from vitrail.audit.page import page
 
         files.write(out, page(judgement, plan, sheet))
     if json:
@@ -95,7 +96,7 @@ def check(
 
 def design(data: str, source: "Source", device: str) -> tuple[dict[str, Any], "Recipe | None"]:
     """What `train` would choose, and why; or the error that it would end with."""
-    from vitrail.data.source import address
+    from vitrail.data.open import address
     from vitrail.run.auto import choose, look
     from vitrail.run.build import check_sense
     from vitrail.run.recipe import Recipe, build, merge
@@ -115,22 +116,28 @@ def draw(judgement: "Judgement", recipe: "Recipe") -> bytes:
     """A sheet of some training images, of as many classes as there is room for."""
     import numpy as np
 
-    from vitrail.data.findings import printable
     from vitrail.data.preview import one_of_each, preview
-    from vitrail.data.sheet import sheet
+    from vitrail.display.sheet import sheet
+    from vitrail.display.text import printable
 
     source = judgement.examination.source
     usable = np.ones(len(source), bool)
     usable[list(judgement.examination.broken)] = False
     batch = preview(source, one_of_each(source, usable), recipe.view, recipe.data)
-    return sheet(batch, [printable(name) for name in source.classes], recipe.view)
+    return sheet(
+        batch.images,
+        batch.targets,
+        [printable(name) for name in source.classes],
+        mean=recipe.view.mean,
+        std=recipe.view.std,
+    )
 
 
 def show(judgement: "Judgement", plan: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from vitrail.data.check_page import facts
-    from vitrail.data.findings import printable
+    from vitrail.audit.page import facts
+    from vitrail.display.text import printable
 
     console = Console(highlight=False, soft_wrap=True)
     source = judgement.examination.source
@@ -161,7 +168,8 @@ def show_classes(console: "Console", judgement: "Judgement") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from vitrail.data.findings import SPLITS, printable
+    from vitrail.audit.findings import SPLITS
+    from vitrail.display.text import printable
 
     counts, names = judgement.counts, judgement.examination.source.classes
     order = sorted(range(len(names)), key=lambda k: -counts[k].sum())
@@ -181,7 +189,7 @@ def show_classes(console: "Console", judgement: "Judgement") -> None:
 
 def examples(judgement: "Judgement", finding: "Finding") -> Iterator[str]:
     """Some of what a finding is about, one in each line."""
-    from vitrail.data.findings import printable
+    from vitrail.display.text import printable
 
     source = judgement.examination.source
     detail = {"Leaks": "split", "Near leaks": "split", "Conflicts": "label"}.get(finding.name)

@@ -23,7 +23,7 @@ def compare(
         json: print one JSON document
     """
     from vitrail import files
-    from vitrail.run.compare import compare, page
+    from vitrail.run.report.compare import compare, page
 
     if out is not None and out.is_dir():
         raise UserError(f"{out} is a folder; give the name of a file")
@@ -37,8 +37,8 @@ def compare(
     from rich.table import Table
     from rich.text import Text
 
-    from vitrail.data.findings import printable
-    from vitrail.run.compare import COLUMNS, row
+    from vitrail.display.text import printable
+    from vitrail.run.report.compare import COLUMNS, row
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for number, column in enumerate(COLUMNS):

@@ -2,8 +2,8 @@
 
 import json as as_json
 
-from vitrail.data.catalogue import SETS, Builtin, present
-from vitrail.data.places import data_folder
+from vitrail.data.sources.catalogue import SETS, Builtin, present
+from vitrail.data.sources.places import data_folder
 
 
 def datasets(json: bool = False) -> None:

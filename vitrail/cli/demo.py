@@ -36,7 +36,8 @@ def demo(
 
 def draw(folder: Path) -> None:
     """A few test digits, and what the model calls them."""
-    from vitrail.data.source import indices, open_data
+    from vitrail.data.open import open_data
+    from vitrail.data.source import indices
     from vitrail.run.classifier import load
 
     source, classifier = open_data("digits"), load(folder)

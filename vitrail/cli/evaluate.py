@@ -74,7 +74,7 @@ def show(numbers: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from vitrail.data.findings import printable
+    from vitrail.display.text import printable
 
     console = Console(highlight=False)
     low, high = numbers["interval"]
@@ -112,7 +112,7 @@ def show_confusion(console: Any, numbers: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from vitrail.data.findings import printable
+    from vitrail.display.text import printable
 
     classes, confusion = [printable(name) for name in numbers["classes"]], numbers["confusion"]
     if len(classes) <= 12:

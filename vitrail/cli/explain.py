@@ -109,7 +109,7 @@ def explain_all(
 ) -> list[dict[str, Any]]:
     """A folder for each image and a page for all; one line for each image, errors among them."""
     from vitrail import files
-    from vitrail.data.progress import bar
+    from vitrail.display.progress import bar
     from vitrail.insight.looks import ROOM as FOR_ONE
     from vitrail.insight.page import IMAGES, ROOM, page
 
@@ -223,8 +223,8 @@ def sample(
 
 def own(classifier: "Classifier") -> Iterator[Any]:
     """Images that the run was validated on, where they still are."""
-    from vitrail.data.page import evenly
     from vitrail.data.source import indices
+    from vitrail.display.page import evenly
     from vitrail.run.scores import open_for
 
     data = classifier.facts.get("data", {}).get("source")
@@ -241,7 +241,7 @@ def own(classifier: "Classifier") -> Iterator[Any]:
 
 def tell(line: dict[str, Any], json: bool) -> None:
     """One line of JSON, or the same in words."""
-    from vitrail.data.findings import printable
+    from vitrail.display.text import printable
 
     if json:
         print(as_json.dumps(line), flush=True)

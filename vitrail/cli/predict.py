@@ -144,7 +144,7 @@ def as_csv(results: Iterator[Result]) -> bool:
 
 
 def as_table(results: Iterator[Result]) -> bool:
-    from vitrail.data.findings import printable
+    from vitrail.display.text import printable
 
     fine = True
     for path, found in results:

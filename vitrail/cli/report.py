@@ -22,7 +22,7 @@ def report(
     """
     import webbrowser
 
-    from vitrail.run.report import make
+    from vitrail.run.report.make import make
 
     made = make(run)
     if json:

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data import augment
-from vitrail.data.cache import Broken, Kept, free_disk, free_memory, keep, scan
 from vitrail.data.config import Augment, DataConfig, Preprocess
-from vitrail.data.memory import keep_freed_memory
 from vitrail.data.preprocess import normalise
-from vitrail.data.reader import Items, Reader
+from vitrail.data.reading.cache import Broken, Kept, free_disk, free_memory, keep, scan
+from vitrail.data.reading.memory import keep_freed_memory
+from vitrail.data.reading.reader import Items, Reader
+from vitrail.data.reading.workers import Note, Slot, ahead, default_workers, ranks_here
 from vitrail.data.source import Source, Split, indices
-from vitrail.data.workers import Note, Slot, ahead, default_workers, ranks_here
 from vitrail.errors import Refused, UserError
 
 SMALL = 64  # pixels: up to here a whole batch is augmented at once, above each image by a worker

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.data import memory
 from vitrail.data.config import MEANS, Interpolation, Preprocess
+from vitrail.data.reading import memory
 from vitrail.errors import UserError
 
 __all__ = ["MEANS", "Preprocess", "fit", "normalise", "preprocess", "shrink"]

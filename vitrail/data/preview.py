@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.config import DataConfig, Preprocess
+from vitrail.data.image import Pixels, load_image
 from vitrail.data.loader import Batch, Loader, repeats
 from vitrail.data.source import Item, Source
+from vitrail.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,3 +95,11 @@ def shares(targets: Tensor, classes: int) -> Tensor:
 def interleave(batches: list[Tensor]) -> Tensor:
     """The first of every batch, then the second of every batch, and so on."""
     return torch.stack(batches, 1).flatten(0, 1)
+
+
+def try_load(source: Source, item: int, channels: int | None = None) -> Pixels | None:
+    """The pixels of one item, or None if it cannot be read any more."""
+    try:
+        return load_image(source[item].content, channels)
+    except UserError:
+        return None

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.names import Names
-from vitrail.data.notes import keep, recall
-from vitrail.data.progress import bar
 from vitrail.data.source import Source
+from vitrail.data.sources.names import Names
+from vitrail.data.sources.notes import keep, recall
+from vitrail.display.progress import bar
 from vitrail.errors import Refused, UserError
 
 SPLITS = {  # what folders, shards and tables call a split

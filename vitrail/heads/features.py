@@ -17,10 +17,10 @@ from torch import Tensor
 from vitrail import files
 from vitrail.data.config import DataConfig, Preprocess
 from vitrail.data.loader import Loader
-from vitrail.data.places import cache_folder
-from vitrail.data.progress import bar
 from vitrail.data.source import Source, Split, indices
+from vitrail.data.sources.places import cache_folder
 from vitrail.data.split import digests
+from vitrail.display.progress import bar
 from vitrail.errors import UserError
 from vitrail.model.vit import ViT
 from vitrail.training.learner import computed_in

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.findings import printable
+from vitrail.display.text import printable
 
 if TYPE_CHECKING:
     from vitrail.insight.explanation import Explanation

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail import __version__
-from vitrail.data.findings import printable
-from vitrail.data.page import TINY, checksum, packed, templates, uri
+from vitrail.display.page import TINY, checksum, packed, templates, uri
+from vitrail.display.text import printable
 from vitrail.insight.draw import HEAT, LOOK, WORDS, colour, ends
 from vitrail.insight.explain import CLASSLESS
 from vitrail.insight.explanation import Explanation

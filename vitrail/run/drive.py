@@ -22,7 +22,7 @@ from vitrail.run.journal import Journal
 from vitrail.run.live import Live
 from vitrail.run.predictions import ask_together
 from vitrail.run.recipe import Recipe
-from vitrail.training import loop, state
+from vitrail.training import checkpoint, loop
 from vitrail.training.distributed import ALONE, Together
 from vitrail.training.learner import Learner
 
@@ -222,8 +222,11 @@ class Driver:
         if not all(p.isfinite().all() for p in self.learner.model.parameters()):
             return  # the next step stops and says so; the state before this one is still good
         self.facts["seconds"] = self.seconds()
-        state.save(
-            self.folder / "state", self.facts["step"], self.learner.tensors(), dict(self.facts)
+        checkpoint.save(
+            self.folder / "checkpoints",
+            self.facts["step"],
+            self.learner.tensors(),
+            dict(self.facts),
         )
         self.saved = time.monotonic()
 

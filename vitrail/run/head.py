@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from vitrail import files
 from vitrail.data.config import Columns, Preprocess
-from vitrail.data.places import keep_out
-from vitrail.data.source import USUAL, Source, Split, address, fingerprint, open_data
+from vitrail.data.open import USUAL, address, open_data
+from vitrail.data.source import Source, Split, fingerprint
+from vitrail.data.sources.places import keep_out
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import interval
 from vitrail.heads import keep, kinds, shots

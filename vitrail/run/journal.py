@@ -1,4 +1,4 @@
-"""`journal.jsonl`: one line per logged step and per epoch, kept true through kills and resumes."""
+"""`log.jsonl`: one line per logged step and per epoch, kept true through kills and resumes."""
 
 import json
 from collections.abc import Iterator

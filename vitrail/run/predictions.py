@@ -21,8 +21,8 @@ from vitrail.data.source import Source, Split, indices
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import logits
+from vitrail.training.checkpoint import machine
 from vitrail.training.distributed import Together
-from vitrail.training.state import machine
 
 FILE = "predictions.safetensors"
 FORMAT = 1

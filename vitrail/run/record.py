@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.findings import printable
+from vitrail.display.text import printable
 from vitrail.errors import UserError
 from vitrail.run import predictions
 from vitrail.run.journal import read_journal
 from vitrail.run.predictions import Predictions
 from vitrail.run.recipe import Recipe, build, plain, read_recipe
 
-RECIPE, JOURNAL = "recipe.toml", "journal.jsonl"
+RECIPE, JOURNAL = "recipe.toml", "log.jsonl"
 MODEL, METRICS = "model.safetensors", "metrics.json"
 REPORT, FIGURES = "report.html", "figures"
 

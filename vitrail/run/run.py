@@ -15,8 +15,9 @@ import torch
 from vitrail import files
 from vitrail.data.config import Columns
 from vitrail.data.loader import Loader
-from vitrail.data.places import keep_out
-from vitrail.data.source import Source, Split, address, fingerprint, open_data
+from vitrail.data.open import address, open_data
+from vitrail.data.source import Source, Split, fingerprint
+from vitrail.data.sources.places import keep_out
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import accuracy, fit_temperature, interval
 from vitrail.model.vit import ViT
@@ -49,7 +50,7 @@ from vitrail.run.record import (
     read_reasons,
     with_reasons,
 )
-from vitrail.training import state
+from vitrail.training import checkpoint
 from vitrail.training.distributed import TIMEOUT, Together, joined
 from vitrail.training.learner import Learner, computed_in
 from vitrail.zoo.file import load_model, save_model
@@ -229,7 +230,7 @@ def go_on(
         place = pick_device(device, together.local)
         loader = make_loader(settings, source, place, together)
         facts = {**FRESH, "data": same_data(source, together)}
-        saved = state.load(folder / "state") if together.first else None
+        saved = checkpoint.load(folder / "checkpoints") if together.first else None
         if together.first:
             check_data(folder, settings, source, facts["data"], saved, live)
         if saved is not None:
@@ -323,7 +324,7 @@ def began_here(folder: Path, together: Together) -> bool:
 @contextmanager
 def owned(folder: Path, together: Together) -> Iterator[None]:
     """Nobody else writes into the folder while the first process is here."""
-    with state.lock(folder) if together.first else nullcontext():
+    with checkpoint.lock(folder) if together.first else nullcontext():
         yield
 
 
@@ -418,7 +419,12 @@ def claim(folder: Path, launch: str) -> None:
 
 
 def check_data(
-    folder: Path, recipe: Recipe, source: Source, now: str, saved: state.State | None, live: Live
+    folder: Path,
+    recipe: Recipe,
+    source: Source,
+    now: str,
+    saved: checkpoint.State | None,
+    live: Live,
 ) -> None:
     """Stops unless the data has the checksum that it had when the run began.
 
@@ -463,7 +469,7 @@ def go(
 
     def keep(best: dict[str, Any] | None) -> None:
         if not folder.is_dir():
-            raise state.gone(folder, "the best model")
+            raise checkpoint.gone(folder, "the best model")
         save_model(folder / MODEL, learner.result, {**about, "best": best})  # type: ignore[arg-type]
 
     with ExitStack() as stack:
@@ -500,7 +506,7 @@ def holds_model(folder: Path) -> bool:
 
 def told(done: Run, loader: Loader | None, live: Live) -> Run:
     """Makes the page of a finished run; whatever goes wrong with it, the run stays finished."""
-    from vitrail.run.report import make
+    from vitrail.run.report.make import make
 
     live.say("making the report")
     try:

@@ -11,16 +11,8 @@ from torch import Tensor
 
 from vitrail.data.config import Columns, DataConfig
 from vitrail.data.loader import Loader
-from vitrail.data.source import (
-    TABLES,
-    USUAL,
-    Source,
-    Split,
-    address,
-    fingerprint,
-    indices,
-    open_data,
-)
+from vitrail.data.open import TABLES, USUAL, address, open_data
+from vitrail.data.source import Source, Split, fingerprint, indices
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import logits

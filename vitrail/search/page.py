@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 from vitrail import __version__, files
-from vitrail.data.page import templates
-from vitrail.evaluation.figures import PALETTE, house, png, svg
+from vitrail.display.figures import PALETTE, house, png, svg
+from vitrail.display.page import templates
 from vitrail.search.space import Choice, Range, Space
 from vitrail.search.study import finished
 

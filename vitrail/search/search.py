@@ -21,8 +21,9 @@ import torch
 from safetensors import SafetensorError
 
 from vitrail import files
-from vitrail.data.places import keep_out
-from vitrail.data.source import fingerprint, indices, open_data
+from vitrail.data.open import open_data
+from vitrail.data.source import fingerprint, indices
+from vitrail.data.sources.places import keep_out
 from vitrail.errors import Refused, UserError
 from vitrail.run import run
 from vitrail.run.build import pick_device
@@ -473,7 +474,7 @@ def kept_loss(place: Path) -> float:
     from vitrail.zoo.file import read_tensors
 
     facts, _ = read_tensors(place / "model.safetensors")
-    lines = [one for one in read_journal(place / "journal.jsonl") if one["kind"] == "epoch"]
+    lines = [one for one in read_journal(place / "log.jsonl") if one["kind"] == "epoch"]
     return float(
         next((one["val_loss"] for one in lines if one["step"] == facts["best"]["step"]), math.inf)
     )

@@ -9,7 +9,7 @@ from typing import Any
 from vitrail.errors import UserError
 from vitrail.model.config import STAGES, ViTConfig
 from vitrail.zoo.beside import Beside
-from vitrail.zoo.layout import Parts
+from vitrail.zoo.layouts.layout import Parts
 from vitrail.zoo.weights import HEADS, Published
 
 USUAL: dict[str, Any] = {"mlp": "gelu", "eps": 1e-6}  # what nearly all published weights have

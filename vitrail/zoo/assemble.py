@@ -11,7 +11,7 @@ from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.zoo.adapt import resize_kernel, spread_channels, stretch_positions
 from vitrail.zoo.architecture import Found, block_of, unread
-from vitrail.zoo.layout import Parts, listing
+from vitrail.zoo.layouts.layout import Parts, listing
 
 HEADS = ("head.", "head_dist.")
 BIASES = r"(patch_embed\.proj|blocks\.\d+\.attn\.qkv)\.bias"  # some models have none: zero here

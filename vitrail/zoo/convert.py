@@ -15,12 +15,12 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.embed import sincos
 from vitrail.model.vit import ViT
-from vitrail.zoo import names
-from vitrail.zoo.export_huggingface import processor, to_hugging_face
-from vitrail.zoo.export_timm import to_timm
 from vitrail.zoo.file import save_model
+from vitrail.zoo.layouts import names
+from vitrail.zoo.layouts.huggingface import processor, to_hugging_face
+from vitrail.zoo.layouts.names import inverse, translate
+from vitrail.zoo.layouts.timm import to_timm
 from vitrail.zoo.load import Loaded, Means, Report, load
-from vitrail.zoo.names import inverse, translate
 
 Format = Literal["timm", "huggingface", "torchvision", "vitrail"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vitrail.errors import UserError
 from vitrail.zoo.beside import read_json
-from vitrail.zoo.place import INDEX, USUAL
+from vitrail.zoo.files.place import INDEX, USUAL
 
 CONFIGS = ("config.json", "preprocessor_config.json")
 WEIGHTS = [name for usual in USUAL for name in (usual, f"{usual}{INDEX}")]

@@ -19,9 +19,9 @@ from vitrail.zoo.assemble import Notes, assemble
 from vitrail.zoo.beside import Beside
 from vitrail.zoo.beside import preprocess as fitted
 from vitrail.zoo.file import FORMAT, KEY, own_config
-from vitrail.zoo.layout import Parts, sort
-from vitrail.zoo.place import Place, locate, open_place
-from vitrail.zoo.stored import Contents
+from vitrail.zoo.files.place import Place, locate, open_place
+from vitrail.zoo.files.stored import Contents
+from vitrail.zoo.layouts.layout import Parts, sort
 from vitrail.zoo.weights import find
 
 Means = Literal["half", "imagenet", "clip"]

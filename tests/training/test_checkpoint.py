@@ -1,0 +1,360 @@
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitrail import files
+from vitrail.errors import UserError
+from vitrail.training import checkpoint
+from vitrail.training.checkpoint import load, lock, save
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+def put(folder, *steps):
+    for step in steps:
+        save(folder, step, {"weight": torch.full((3, 2), float(step))}, {"step": step})
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def flip(path, position, bit=0):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def test_what_was_saved_is_loaded(folder):
+    torch.manual_seed(0)
+    tensors = {
+        "float": torch.randn(3, 4),
+        "half": torch.randn(5).bfloat16(),
+        "count": torch.tensor(7.0),
+        "flags": torch.tensor([True, False]),
+        "strided": torch.randn(4, 6).mT,
+        "empty": torch.zeros(0, 3),
+    }
+    save(folder, 12, tensors, {"epoch": 3, "names": ["a", "ü"], "none": None})
+    found = load(folder)
+    assert (found.step, found.facts) == (12, {"epoch": 3, "names": ["a", "ü"], "none": None})
+    assert found.warnings == ()
+    assert found.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found.tensors[name].dtype == tensor.dtype
+        assert torch.equal(found.tensors[name], tensor), name
+
+
+def test_numbers_among_the_facts_come_back_to_the_last_bit(folder):
+    numbers = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, math.pi, 2**60 + 1]
+    numbers += torch.randn(50, generator=torch.Generator().manual_seed(0)).tolist()
+    save(folder, 1, {"x": torch.zeros(1)}, {"numbers": numbers})
+    assert [float(n).hex() for n in load(folder).facts["numbers"]] == [
+        float(n).hex() for n in numbers
+    ]
+
+
+def test_no_state_is_none(folder):
+    assert load(folder) is None
+    folder.mkdir()
+    assert load(folder) is None
+
+
+def test_the_newest_state_wins(folder):
+    put(folder, 9, 10)
+    assert load(folder).step == 10
+
+
+def test_two_states_are_kept(folder):
+    put(folder, 1, 2, 3, 4)
+    assert names(folder) == ["step-00000003", "step-00000004"]
+
+
+def test_names_sort_by_number_whatever_their_length(folder):
+    put(folder, 99_999_999, 100_000_000)
+    assert load(folder).step == 100_000_000
+
+
+@pytest.mark.parametrize("name", ["facts.json", "tensors.safetensors", "manifest.json"])
+def test_any_flipped_bit_is_found_and_the_state_before_is_used(folder, name):
+    put(folder, 1, 2)
+    path = folder / "step-00000002" / name
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        flip(path, position, bit=position % 8)
+        found = load(folder)
+        assert found.step == 1, position
+        assert "step-00000002 " in found.warnings[0]
+        path.write_bytes(whole)
+    assert load(folder).step == 2
+
+
+def test_even_another_kind_of_space_in_the_manifest_is_found(folder):
+    put(folder, 1, 2)
+    path = folder / "step-00000002" / "manifest.json"
+    whole = path.read_bytes()
+    for position, byte in enumerate(whole):
+        if byte in b" \n":
+            path.write_bytes(whole[:position] + b"\r" + whole[position + 1 :])
+            assert load(folder).step == 1, position
+
+
+def test_a_warning_says_what_is_damaged_and_where_it_goes_on(folder):
+    put(folder, 1, 2)
+    flip(folder / "step-00000002" / "tensors.safetensors", -1)
+    (told,) = load(folder).warnings
+    assert told.startswith("step-00000002 is damaged: tensors.safetensors is not as it was saved")
+    assert told.endswith("; going back to step 1")
+
+
+@pytest.mark.parametrize("name", ["facts.json", "tensors.safetensors", "manifest.json"])
+@pytest.mark.parametrize("length", [0, 1, 100])
+def test_a_truncated_file_is_found(folder, name, length):
+    put(folder, 1, 2)
+    os.truncate(folder / "step-00000002" / name, length)
+    assert load(folder).step == 1
+
+
+@pytest.mark.parametrize("name", ["facts.json", "tensors.safetensors", "manifest.json"])
+def test_a_missing_file_is_named(folder, name):
+    put(folder, 1, 2)
+    (folder / "step-00000002" / name).unlink()
+    assert f"is not whole: {name} is missing" in load(folder).warnings[0]
+
+
+def test_a_file_that_grew_is_found(folder):
+    put(folder, 1, 2)
+    with (folder / "step-00000002" / "tensors.safetensors").open("ab") as file:
+        file.write(b"\0")
+    assert load(folder).step == 1
+
+
+def test_a_state_under_another_number_is_found(folder):
+    put(folder, 1, 2)
+    (folder / "step-00000002").rename(folder / "step-00000007")
+    found = load(folder)
+    assert found.step == 1
+    assert "step-00000007 is damaged: step is not" in found.warnings[0]
+
+
+def test_what_is_not_ours_is_passed_over(folder):
+    put(folder, 1)
+    (folder / "step-00000009").mkdir()
+    (folder / "step-nine").mkdir()
+    (folder / "step-00000010").write_text("a file")
+    (folder / "notes.txt").write_text("mine")
+    os.mkfifo(folder / "step-00000009" / "facts.json")
+    found = load(folder)
+    assert found.step == 1
+    assert found.warnings == (
+        "step-00000009 is not whole: facts.json is missing; going back to step 1",
+    )
+
+
+def test_when_no_state_is_whole_each_is_told(folder):
+    put(folder, 1, 2)
+    for step in (1, 2):
+        flip(folder / f"step-0000000{step}" / "facts.json", 3)
+    with pytest.raises(
+        UserError, match=r"no state .*step-00000002 is .*step-00000001 is .*; start"
+    ):
+        load(folder)
+
+
+def test_a_state_of_another_format_says_so(folder, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    put(folder, 1)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="no format 1; resume with the version that wrote it"):
+        load(folder)
+
+
+def test_what_lies_past_a_resumed_step_is_cleared(folder):
+    put(folder, 10, 20)
+    flip(folder / "step-00000020" / "facts.json", 3)
+    put(folder, load(folder).step + 5)
+    assert names(folder) == ["step-00000010", "step-00000015"]
+
+
+def test_a_step_is_saved_again_with_other_facts(folder):
+    put(folder, 1, 2)
+    save(folder, 2, {"weight": torch.ones(1)}, {"best": 0.5})
+    assert load(folder).facts == {"best": 0.5}
+    assert names(folder) == ["step-00000001", "step-00000002"]
+
+
+def test_the_first_of_two_saves_of_a_step_loads_until_the_second_is_there(folder, monkeypatch):
+    put(folder, 2)
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "sync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(folder, 2, {"weight": torch.ones(1)}, {"best": 0.5})
+    monkeypatch.undo()
+    assert load(folder).facts == {"step": 2}
+    put(folder, 3)
+    assert names(folder) == ["step-00000003"]
+
+
+def test_leftovers_of_a_killed_save_are_ignored_and_swept(folder):
+    put(folder, 1)
+    shutil.copytree(folder / "step-00000001", folder / ".step-00000002.x.tmp" / "step-00000002")
+    assert load(folder).step == 1
+    put(folder, 3)
+    assert names(folder) == ["step-00000001", "step-00000003"]
+
+
+def test_a_refused_write_leaves_the_state_before(folder):
+    put(folder, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(UserError, match=r"cannot save step 2 .*older states are untouched"):
+            save(folder, 2, {"weight": torch.zeros(1000)}, {})
+        with pytest.raises(UserError, match=r"cannot save step 2 .*File too large"):
+            save(folder, 2, {"weight": torch.zeros(1)}, {"long": "x" * 2000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(folder) == ["step-00000001"]
+    assert load(folder).step == 1
+
+
+def test_a_run_folder_that_is_gone_is_not_made_anew(tmp_path):
+    with pytest.raises(UserError, match=r"gone.* is gone, step 3 was not saved"):
+        put(tmp_path / "gone" / "checkpoints", 3)
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_state_folder_that_is_a_file_is_told(folder):
+    folder.write_text("")
+    with pytest.raises(UserError, match="cannot save step 1"):
+        put(folder, 1)
+
+
+def test_the_manifest_is_readable_json(folder):
+    put(folder, 5)
+    told = json.loads((folder / "step-00000005" / "manifest.json").read_text())
+    assert (told["format"], told["step"]) == (1, 5)
+    size = (folder / "step-00000005" / "tensors.safetensors").stat().st_size
+    assert told["tensors.safetensors"].startswith(f"{size} bytes, sha256 ")
+
+
+def test_other_threads_and_versions_are_told(folder, monkeypatch):
+    put(folder, 5)
+    now = {**checkpoint.machine(), "threads": 64, "torch": "9.9"}
+    monkeypatch.setattr(checkpoint, "machine", lambda: now)
+    told = load(folder).warnings
+    assert len(told) == 2
+    assert f"threads {torch.get_num_threads()}, going on with 64" in told[1]
+
+
+@pytest.mark.parametrize("name", ["vitrail", "numpy", "pillow", "simplejpeg"])
+def test_another_version_of_what_makes_the_batches_is_told(folder, monkeypatch, name):
+    put(folder, 5)
+    now = {**checkpoint.machine(), name: "9.9"}
+    monkeypatch.setattr(checkpoint, "machine", lambda: now)
+    (told,) = load(folder).warnings
+    assert told.startswith(f"saved with {name} ") and "going on with 9.9" in told
+
+
+def test_a_state_that_does_not_tell_a_version_is_not_told_of(folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        few = {name: checkpoint.machine()[name] for name in ("torch", "threads")}
+        patch.setattr(checkpoint, "machine", lambda: few)
+        put(folder, 5)
+    assert load(folder).warnings == ()
+
+
+HOLD = """
+import fcntl, os, sys, time
+file = open(sys.argv[1], "a+")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+file.truncate(0)
+file.write(f"{os.getpid()} on somewhere")
+file.flush()
+print("held", flush=True)
+time.sleep(60)
+"""
+TRY = HOLD.replace("time.sleep(60)", "")
+
+
+def test_a_second_process_is_refused_and_told_who_is_there(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path / ".lock"], stdout=subprocess.PIPE
+    ) as holder:
+        try:
+            holder.stdout.readline()
+            refused = pytest.raises(UserError, match=f"in use by process {holder.pid} on somewhere")
+            with refused, lock(tmp_path):
+                pass
+        finally:
+            holder.kill()
+
+
+def test_the_lock_of_a_killed_process_does_not_block(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path / ".lock"], stdout=subprocess.PIPE
+    ) as holder:
+        holder.stdout.readline()
+        holder.send_signal(signal.SIGKILL)
+    with lock(tmp_path):
+        assert str(os.getpid()) in (tmp_path / ".lock").read_text()
+
+
+def attempt(path: Path) -> bool:
+    """Whether another process gets the lock."""
+    done = subprocess.run([sys.executable, "-c", TRY, path / ".lock"], capture_output=True)
+    return done.returncode == 0
+
+
+def test_the_lock_holds_while_the_block_runs_and_no_longer(tmp_path):
+    with lock(tmp_path):
+        assert not attempt(tmp_path)
+    assert attempt(tmp_path)
+
+
+def test_a_process_does_not_enter_twice(tmp_path):
+    with lock(tmp_path):
+        with pytest.raises(UserError, match=f"in use by process {os.getpid()}"), lock(tmp_path):
+            pass
+        assert not attempt(tmp_path)
+    with lock(tmp_path):
+        pass
+
+
+def test_an_error_in_the_block_frees_the_lock_and_stays_itself(tmp_path):
+    with pytest.raises(FileNotFoundError), lock(tmp_path):
+        (tmp_path / "nothing").read_text()
+    assert attempt(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only waits
+def test_workers_that_outlive_the_process_do_not_hold_its_lock(tmp_path):
+    with lock(tmp_path):
+        worker = os.fork()
+        if worker == 0:
+            signal.pause()
+    try:
+        assert attempt(tmp_path)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+
+
+def test_a_folder_that_cannot_be_locked_is_told(tmp_path):
+    with pytest.raises(UserError, match=r"cannot lock .*No such file"), lock(tmp_path / "none"):
+        pass

@@ -1,0 +1,1 @@
+"""How images get into memory fast: worker processes, caches, buffers."""

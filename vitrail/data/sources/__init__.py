@@ -1,0 +1,1 @@
+"""Where images come from: folders, tables, shards, built-in data sets."""

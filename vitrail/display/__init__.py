@@ -1,0 +1,1 @@
+"""What every page, plot and terminal shares; imports only `files` and `errors`."""

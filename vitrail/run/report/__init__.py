@@ -1,0 +1,1 @@
+"""A run as one HTML page, and several runs compared."""

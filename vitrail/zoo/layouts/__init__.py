@@ -1,0 +1,1 @@
+"""The parameter names and shapes of other libraries, read and written."""
