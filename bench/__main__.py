@@ -19,7 +19,9 @@ from bench.accuracy import Contest
 from bench.measure import Budget, Tick
 from vitrail.errors import UserError
 
-Name = Literal["inference", "step", "input", "load", "knn", "start-up", "memory", "accuracy"]
+Name = Literal[
+    "inference", "step", "input", "load", "knn", "start-up", "start", "memory", "accuracy"
+]
 MINUTES: dict[Name, float] = {  # about; how the bar is shared
     "input": 2.5,
     "inference": 6.75,
@@ -28,8 +30,10 @@ MINUTES: dict[Name, float] = {  # about; how the bar is shared
     "start-up": 1.5,
     "memory": 4,
     "load": 2.5,
+    "start": 4,
 }
-WHOLE = tuple(name for name in MINUTES if name != "load")  # under twenty minutes, by `make bench`
+APART = ("load", "start")  # not part of `make bench`, which takes under twenty minutes
+WHOLE = tuple(name for name in MINUTES if name not in APART)
 LIBRARIES = ("timm", "transformers", "vit_pytorch", "torchvision")
 NEEDED: dict[Name, tuple[str, ...]] = {  # as they are imported
     "inference": (*LIBRARIES, "onnx", "onnxscript", "onnxruntime"),
@@ -38,6 +42,7 @@ NEEDED: dict[Name, tuple[str, ...]] = {  # as they are imported
     "load": ("timm", "transformers", "torchvision"),
     "knn": ("sklearn",),
     "start-up": (*LIBRARIES, "onnx", "onnxscript", "onnxruntime"),
+    "start": (),
     "memory": LIBRARIES,
     "accuracy": LIBRARIES,
 }
@@ -50,6 +55,7 @@ class Settings:
     seconds: float = 5  # for it; it takes longer only if it has too few rounds by then
     out: Path = report.RESULTS  # folder for JSON, table and plot
     json: bool = False  # print one JSON document, by name, instead of the tables
+    before: Path | None = None  # only for start: an earlier checkout to measure beside this one
     contest: Annotated[Contest, tyro.conf.OmitArgPrefixes] = field(
         default_factory=Contest
     )  # only for accuracy
@@ -89,7 +95,12 @@ def run(name: Name, settings: Settings, tick: Tick) -> dict[str, Any]:
     budget = Budget(rounds=settings.rounds, seconds=settings.seconds)
     place = report.surroundings(torch.get_num_threads())
     start = time.monotonic()
-    found = bench.run(settings.contest if name == "accuracy" else budget, tick)
+    if name == "accuracy":
+        found = bench.run(settings.contest, tick)
+    elif name == "start":
+        found = bench.run(budget, tick, settings.before)
+    else:
+        found = bench.run(budget, tick)
     return {"name": name, **place, "seconds": round(time.monotonic() - start), **found}
 
 

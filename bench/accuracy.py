@@ -23,7 +23,7 @@ from bench.measure import Tick
 from bench.recipes import RATES, RECIPES
 from bench.report import origin
 from vitrail.errors import UserError
-from vitrail.files import write
+from vitrail.files import write_file
 
 OURS = "vitrail"
 CORES = len(os.sched_getaffinity(0))
@@ -133,9 +133,9 @@ def run(contest: Contest, tick: Tick) -> dict[str, Any]:
 def ours(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
     """What anybody gets: `vitrail train SET --minutes M`; the clock is that of its journal."""
     from vitrail.model.config import ViTConfig
-    from vitrail.model.cost import parameters
+    from vitrail.model.cost import count_parameters
     from vitrail.run.journal import read_journal
-    from vitrail.run.recipe import build, read_recipe
+    from vitrail.run.recipe import settings_from_dict, read_recipe
 
     folder, about = path.with_suffix(""), origin()
     shutil.rmtree(folder, ignore_errors=True)  # of an entry that was interrupted
@@ -153,7 +153,7 @@ def ours(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
         "lr": recipe["train"]["lr"],
         "seed": entry.seed,
         "minutes": entry.minutes,
-        "parameters": parameters(build(ViTConfig, recipe["vit"])),
+        "parameters": count_parameters(settings_from_dict(ViTConfig, recipe["vit"])),
         "batch": recipe["train"]["batch"],
         "steps": metrics["steps"],
         "seconds": metrics["seconds"],
@@ -162,7 +162,7 @@ def ours(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
         "test": metrics["test"]["accuracy"],
         **about,
     }
-    write(path, json.dumps(result, indent=1) + "\n")
+    write_file(path, json.dumps(result, indent=1) + "\n")
 
 
 def theirs(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from bench import runtime
 from bench.measure import Budget, Case, Task, Tick, Times, interleave, measure, seconds_of
-from vitrail.data.reading.memory import keep_freed_memory
+from vitrail.data.reading.memory import retain_freed_memory
 from vitrail.zoo.presets import preset
 
 ROOT = Path(__file__).resolve().parents[1]  # from where a new process finds all modules
@@ -132,7 +132,7 @@ def main(bench: str, contender: str, folder: str) -> None:
             task = None
             gc.collect()  # of the case before
             if (bench, contender) == ("step", "vitrail"):
-                keep_freed_memory()  # as every training of ours does
+                retain_freed_memory()  # as every training of ours does
             task = prepared(bench, contender, folder, words)
         elif order == "time":
             assert task is not None

@@ -1,9 +1,9 @@
-"""From files to batches: our loader against torch's with Pillow, timm's, and torchvision's v2.
+"""From files to batches: Vitrail's loader, torch's with Pillow, timm's, and torchvision's v2.
 
-Photos of about 500 x 375 pixels become batches of 64 at 224 pixels: cropped at random, mirrored,
-normalised. The first epoch decodes everything and starts its processes, a later one is any other.
-The last case is a set of 32-pixel images in memory, moved by up to 4 pixels and mirrored, in
-batches of 128. All read with the same number of processes.
+JPEG files of 500 x 375 pixels become batches of 64 at 224 pixels: random resized crop, horizontal
+flip, normalisation. The first epoch decodes everything and starts the workers; a later epoch is any
+other. The last case is a set of 32-pixel images in memory, translated by up to 4 pixels and
+flipped, in batches of 128. All loaders have the same number of workers.
 """
 
 import io
@@ -30,23 +30,23 @@ from bench.peers import mend_torchvision
 from vitrail.data.config import Augment, DataConfig, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import Item
-from vitrail.data.sources.folder import Files, open_folder
+from vitrail.data.sources.folder import FileSource, open_folder
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-val-300"
-VIEW = Preprocess(
+PREPROCESS = Preprocess(
     size=224, interpolation="bilinear", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
 )
-TINY = Preprocess(size=32, mean=(0.49, 0.48, 0.45), std=(0.25,))
-IMAGES, TINIES = 640, 32 * 128  # in the set of photos, in the tiny one
-WORKERS = 2  # processes that read, ours and theirs
-FIRST, LATER, SMALL = "photos, first epoch", "photos, later epoch", "32 pixels"  # the cases
-FEWEST = 4  # rounds: a whole epoch each
+TINY_PREPROCESS = Preprocess(size=32, mean=(0.49, 0.48, 0.45), std=(0.25,))
+IMAGES, TINY_IMAGES = 640, 32 * 128  # images of the photos and of the 32-pixel set
+WORKERS = 2  # of every loader
+FIRST_EPOCH, LATER_EPOCH, TINY_CASE = "photos, first epoch", "photos, later epoch", "32 pixels"
+MIN_ROUNDS = 4  # each is an epoch
 
-Start = Callable[[], Iterator[object]]  # begins an epoch, or goes on into the next one
+StartEpoch = Callable[[], Iterator[object]]  # starts an epoch, or continues with the next one
 
 
-class Photos(Dataset[tuple[Tensor, int]]):
-    """The usual way: each image alone, in Pillow, to a normalised tensor."""
+class PillowPhotos(Dataset[tuple[Tensor, int]]):
+    """The common way: Pillow converts one image at a time to a normalised tensor."""
 
     def __init__(self, paths: list[Path], labels: list[int]):
         self.paths, self.labels = paths, labels
@@ -60,11 +60,11 @@ class Photos(Dataset[tuple[Tensor, int]]):
         left, top, width, height = random_box(*image.size)
         box = (left, top, left + width, top + height)
         image = image.crop(box).resize((224, 224), Image.Resampling.BILINEAR)
-        return to_tensor(mirrored(image), VIEW), self.labels[index]
+        return to_tensor(flip_randomly(image), PREPROCESS), self.labels[index]
 
 
-class Tinies(Dataset[tuple[Tensor, int]]):
-    """The usual way with images in memory: padded by 4 black pixels, cropped, mirrored."""
+class PillowTinyImages(Dataset[tuple[Tensor, int]]):
+    """The common way for images in memory: pad by 4 black pixels, crop, flip."""
 
     def __init__(self, pixels: NDArray[np.uint8]):
         self.pixels = pixels
@@ -76,11 +76,12 @@ class Tinies(Dataset[tuple[Tensor, int]]):
         padded = Image.new("RGB", (40, 40))
         padded.paste(Image.fromarray(self.pixels[index]), (4, 4))
         left, top = random.randrange(9), random.randrange(9)
-        return to_tensor(mirrored(padded.crop((left, top, left + 32, top + 32))), TINY), 0
+        crop = padded.crop((left, top, left + 32, top + 32))
+        return to_tensor(flip_randomly(crop), TINY_PREPROCESS), 0
 
 
-class Changed(Dataset[tuple[Tensor, int]]):
-    """Images in memory, each through torchvision's transforms."""
+class TransformedImages(Dataset[tuple[Tensor, int]]):
+    """Images in memory, each passed through torchvision's transforms."""
 
     def __init__(self, pixels: NDArray[np.uint8], transform: Callable[[Tensor], Tensor]):
         self.pixels = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
@@ -94,7 +95,7 @@ class Changed(Dataset[tuple[Tensor, int]]):
 
 
 def random_box(width: int, height: int) -> tuple[int, int, int, int]:
-    """torchvision's: ten tries for a box of 8 % to all of the area, else the centre."""
+    """Samples as torchvision does: ten tries for 8 % to 100 % of the area, else the centre."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -105,19 +106,19 @@ def random_box(width: int, height: int) -> tuple[int, int, int, int]:
     return (width - side) // 2, (height - side) // 2, side, side
 
 
-def mirrored(image: Image.Image) -> Image.Image:
+def flip_randomly(image: Image.Image) -> Image.Image:
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image
 
 
-def to_tensor(image: Image.Image, view: Preprocess) -> Tensor:
-    """torchvision's two steps: to floats from 0 to 1, then the statistics."""
+def to_tensor(image: Image.Image, preprocess: Preprocess) -> Tensor:
+    """Converts as torchvision does: to floats in [0, 1], then normalised."""
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
-    mean, std = torch.tensor(view.mean), torch.tensor(view.std)
+    mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
     return pixels.sub_(mean[:, None, None]).div_(std[:, None, None])
 
 
-class Memory:
-    """The images of the tiny set as our loader wants them."""
+class TinySource:
+    """The 32-pixel images as a source of Vitrail's loader."""
 
     name, path, classes = "tiny", None, ("one", "two")
 
@@ -135,20 +136,20 @@ class Memory:
         return Item(self.pixels[index], 0, self.ids[index])
 
 
-def ours(source: Files, workers: int, epochs: int | None = None) -> Start:
+def vitrail_batches(source: FileSource, workers: int, epochs: int | None = None) -> StartEpoch:
     config = DataConfig(augment=Augment(flip=0.5, scale=0.08), workers=workers, disk_gb=0)
-    loader = Loader(source, VIEW, config, batch=64, progress=False)
+    loader = Loader(source, PREPROCESS, config, batch=64, progress=False)
     batches = loader.training(end=epochs and epochs * (len(source) // 64))
     return lambda: batches
 
 
-def usual(source: Files, workers: int) -> Start:
+def pillow_batches(source: FileSource, workers: int) -> StartEpoch:
     paths = [source.root / name for name in source.ids]
-    return epochs_of(Photos(paths, source.labels.tolist()), 64, workers)
+    return iterate_epochs(PillowPhotos(paths, source.labels.tolist()), 64, workers)
 
 
-def timms(source: Files, workers: int) -> Start:
-    """Its own loader: images stay bytes until the whole batch is normalised."""
+def timm_batches(source: FileSource, workers: int) -> StartEpoch:
+    """timm's own loader: images stay uint8 until the whole batch is normalised."""
     mend_torchvision()
     from timm.data import ImageDataset, create_loader
 
@@ -161,8 +162,8 @@ def timms(source: Files, workers: int) -> Start:
         hflip=0.5,
         color_jitter=None,
         interpolation="bilinear",
-        mean=VIEW.mean,
-        std=VIEW.std,
+        mean=PREPROCESS.mean,
+        std=PREPROCESS.std,
         num_workers=workers,
         persistent_workers=workers > 0,
         device=torch.device("cpu"),
@@ -170,8 +171,8 @@ def timms(source: Files, workers: int) -> Start:
     return lambda: iter(loader)
 
 
-def torchvisions(source: Files, workers: int) -> Start:
-    """As its guide has it: from Pillow to bytes first, floats last."""
+def torchvision_batches(source: FileSource, workers: int) -> StartEpoch:
+    """As in torchvision's guide: from Pillow to uint8 first, to float last."""
     mend_torchvision()
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
@@ -181,22 +182,22 @@ def torchvisions(source: Files, workers: int) -> Start:
         v2.RandomResizedCrop(224, antialias=True),
         v2.RandomHorizontalFlip(),
         v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize(VIEW.mean, VIEW.std),
+        v2.Normalize(PREPROCESS.mean, PREPROCESS.std),
     ]
-    return epochs_of(ImageFolder(str(source.root), v2.Compose(steps)), 64, workers)
+    return iterate_epochs(ImageFolder(str(source.root), v2.Compose(steps)), 64, workers)
 
 
-def our_tinies(pixels: NDArray[np.uint8]) -> Start:
+def vitrail_tiny_batches(pixels: NDArray[np.uint8]) -> StartEpoch:
     config = DataConfig(augment=Augment(flip=0.5, shift=0.125))
-    batches = Loader(Memory(pixels), TINY, config, progress=False).training()
+    batches = Loader(TinySource(pixels), TINY_PREPROCESS, config, progress=False).training()
     return lambda: batches
 
 
-def usual_tinies(pixels: NDArray[np.uint8]) -> Start:
-    return epochs_of(Tinies(pixels), 128, 0)
+def pillow_tiny_batches(pixels: NDArray[np.uint8]) -> StartEpoch:
+    return iterate_epochs(PillowTinyImages(pixels), 128, 0)
 
 
-def torchvision_tinies(pixels: NDArray[np.uint8]) -> Start:
+def torchvision_tiny_batches(pixels: NDArray[np.uint8]) -> StartEpoch:
     mend_torchvision()
     from torchvision.transforms import v2
 
@@ -204,12 +205,12 @@ def torchvision_tinies(pixels: NDArray[np.uint8]) -> Start:
         v2.RandomCrop(32, padding=4),
         v2.RandomHorizontalFlip(),
         v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize(TINY.mean, TINY.std),
+        v2.Normalize(TINY_PREPROCESS.mean, TINY_PREPROCESS.std),
     ]
-    return epochs_of(Changed(pixels, v2.Compose(steps)), 128, 0)
+    return iterate_epochs(TransformedImages(pixels, v2.Compose(steps)), 128, 0)
 
 
-def epochs_of(data: Dataset[tuple[Tensor, int]], batch: int, workers: int) -> Start:
+def iterate_epochs(data: Dataset[tuple[Tensor, int]], batch: int, workers: int) -> StartEpoch:
     loader = DataLoader(
         data,
         batch_size=batch,
@@ -221,25 +222,26 @@ def epochs_of(data: Dataset[tuple[Tensor, int]], batch: int, workers: int) -> St
     return lambda: iter(loader)
 
 
-LOADERS: dict[str, Callable[[Files, int], Start]] = {
-    "vitrail": ours,
-    "torch + Pillow": usual,
-    "timm": timms,
-    "torchvision v2": torchvisions,
+LOADERS: dict[str, Callable[[FileSource, int], StartEpoch]] = {
+    "vitrail": vitrail_batches,
+    "torch + Pillow": pillow_batches,
+    "timm": timm_batches,
+    "torchvision v2": torchvision_batches,
 }
-TINY_LOADERS: dict[str, Callable[[NDArray[np.uint8]], Start]] = {  # timm has none for arrays
-    "vitrail": our_tinies,
-    "torch + Pillow": usual_tinies,
-    "torchvision v2": torchvision_tinies,
+# timm has no loader for arrays.
+TINY_LOADERS: dict[str, Callable[[NDArray[np.uint8]], StartEpoch]] = {
+    "vitrail": vitrail_tiny_batches,
+    "torch + Pillow": pillow_tiny_batches,
+    "torchvision v2": torchvision_tiny_batches,
 }
 
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
-    budget = replace(budget, fewest=FEWEST)
+    budget = replace(budget, fewest=MIN_ROUNDS)
     with tempfile.TemporaryDirectory() as folder, all_alone("input", LOADERS) as processes:
         tick(0.0, f"making {IMAGES} photos")
         make_photos(Path(folder), IMAGES, PHOTOS)
-        few = {name: process for name, process in processes.items() if name in TINY_LOADERS}
+        tiny = {name: process for name, process in processes.items() if name in TINY_LOADERS}
         cases = [
             Case(
                 label=label,
@@ -248,65 +250,66 @@ def run(budget: Budget, tick: Tick) -> dict[str, Any]:
                 images=images,
             )
             for label, who, images in (
-                (FIRST, processes, IMAGES // 64 * 64),
-                (LATER, processes, IMAGES // 64 * 64),
-                (SMALL, few, TINIES),
+                (FIRST_EPOCH, processes, IMAGES // 64 * 64),
+                (LATER_EPOCH, processes, IMAGES // 64 * 64),
+                (TINY_CASE, tiny, TINY_IMAGES),
             )
         ]
         return {"cases": measure(cases, budget, tick)}
 
 
 def prepare(contender: str, label: str, images: int, workers: int, folder: str) -> Task:
-    """An epoch of this case; the photos lie in the folder."""
-    if label == SMALL:
+    """Returns a task that runs an epoch of this case on the photos in `folder`."""
+    if label == TINY_CASE:
         pixels = np.random.default_rng(0).integers(0, 256, (images, 32, 32, 3), dtype=np.uint8)
-        return going_on(TINY_LOADERS[contender](pixels), images // 128)
-    source, new = photos_in(Path(folder)), LOADERS[contender]
-    if label == LATER:
-        return going_on(new(source, workers), images // 64)
+        return continue_epochs(TINY_LOADERS[contender](pixels), images // 128)
+    source, start = open_photos(Path(folder)), LOADERS[contender]
+    if label == LATER_EPOCH:
+        return continue_epochs(start(source, workers), images // 64)
     if contender == "vitrail":
-        new = partial(ours, epochs=1)  # like theirs, it reads nothing for what nobody asks for
-    return lambda: epoch(new(source, workers)(), images // 64)
+        # like the others, it prefetches nothing beyond the epoch
+        start = partial(vitrail_batches, epochs=1)
+    return lambda: run_epoch(start(source, workers)(), images // 64)
 
 
-def going_on(start: Start, steps: int) -> Task:
-    return lambda: epoch(start(), steps)
+def continue_epochs(start: StartEpoch, steps: int) -> Task:
+    return lambda: run_epoch(start(), steps)
 
 
-def epoch(batches: Iterator[object], steps: int) -> None:
+def run_epoch(batches: Iterator[object], steps: int) -> None:
     for _ in islice(batches, steps):
         pass
 
 
-def make_photos(folder: Path, count: int, photos: Path) -> Files:
-    """JPEG files of 500 x 375 pixels and about 110 kB, as ImageNet has them.
+def make_photos(folder: Path, count: int, photos: Path) -> FileSource:
+    """Writes JPEG files of 500 x 375 pixels and about 110 kB, as in ImageNet.
 
-    Enlarged real photos, or coloured clouds where there are none; noise gives them fine detail.
+    Enlarged real photos, or smooth random colours if there are none; noise adds fine detail.
     """
     found = sorted(photos.glob("*.jpg")) if photos.is_dir() else []
-    made: list[bytes] = []
+    encoded: list[bytes] = []
     for number in range(count):
-        if number < 300:  # more would only take longer to make
-            made.append(photo(number, found))
+        if number < 300:  # 300 different ones are enough, and faster to encode
+            encoded.append(encode_photo(number, found))
         path = folder / f"class {number % 2}" / f"{number}.jpg"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(made[number % len(made)])
-    return photos_in(folder)
+        path.write_bytes(encoded[number % len(encoded)])
+    return open_photos(folder)
 
 
-def photos_in(folder: Path) -> Files:
+def open_photos(folder: Path) -> FileSource:
     source = open_folder(folder, classes=None, split=False, progress=False)
     return replace(source, splits=np.full(len(source), "train"))
 
 
-def photo(number: int, found: list[Path]) -> bytes:
-    luck = np.random.default_rng(number)
+def encode_photo(number: int, found: list[Path]) -> bytes:
+    rng = np.random.default_rng(number)
     if found:
         image = Image.open(found[number % len(found)]).convert("RGB")
     else:
-        image = Image.fromarray(luck.integers(0, 256, (47, 62, 3), dtype=np.uint8))
+        image = Image.fromarray(rng.integers(0, 256, (47, 62, 3), dtype=np.uint8))
     pixels = np.asarray(image.resize((500, 375), Image.Resampling.BICUBIC))
-    pixels = (pixels + luck.normal(0, 8, (375, 500, 1))).clip(0, 255).astype(np.uint8)
+    pixels = (pixels + rng.normal(0, 8, (375, 500, 1))).clip(0, 255).astype(np.uint8)
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "JPEG", quality=95)
     return stream.getvalue()

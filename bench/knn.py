@@ -1,4 +1,4 @@
-"""Nearest neighbours: Vitrail's search against scikit-learn's, and whether they agree."""
+"""Nearest neighbours: the time of Vitrail and scikit-learn, and whether their results agree."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,56 +9,54 @@ from numpy.typing import NDArray
 
 from bench.alone import all_alone, turns
 from bench.measure import Budget, Case, Tick, measure
-from vitrail.heads.knn import Metric, Search
+from vitrail.heads.knn import Metric, NeighbourSearch
 
-METRICS: dict[Metric, str] = {
-    "cosine": "cosine",
-    "euclid": "euclidean",
-}  # ours, and what scikit-learn calls it
-AMONG, ASKED = 50_000, 1000  # images that are known, and that are asked about
-NEAREST = 10
+METRICS: tuple[Metric, ...] = ("cosine", "euclidean")
+IMAGES, QUERIES = 50_000, 1000  # indexed images, and images whose neighbours are searched
+NEIGHBOURS = 10
 CONTENDERS = ("vitrail", "scikit-learn")
 
-Found = tuple[NDArray[np.float64], NDArray[np.int64]]  # distances, positions
+Neighbours = tuple[NDArray[np.float64], NDArray[np.int64]]  # distances, indices
 
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
     with all_alone("knn", CONTENDERS) as processes:
         cases = [
             Case(
-                label=f"{ASKED:,} images among {AMONG:,}, {metric}",
+                label=f"{QUERIES:,} images among {IMAGES:,}, {metric}",
                 unit="s",
-                measure=partial(turns, processes, (metric, AMONG, ASKED)),
+                measure=partial(turns, processes, (metric, IMAGES, QUERIES)),
             )
             for metric in METRICS
         ]
-        found = measure(cases, budget, tick)
-    same = {metric: agreement(metric) for metric in METRICS}
-    told = ", ".join(f"{share:.2%} ({metric})" for metric, share in same.items())
-    return {"cases": found, "note": f"Neighbours that both name: {told}.", "same": same}
+        measured = measure(cases, budget, tick)
+    same = {metric: measure_agreement(metric) for metric in METRICS}
+    shares = ", ".join(f"{share:.2%} ({metric})" for metric, share in same.items())
+    return {"cases": measured, "note": f"Neighbours in common: {shares}.", "same": same}
 
 
-def prepare(contender: str, metric: Metric, among: int, asked: int) -> Callable[[], Found]:
-    """The distances and positions of the neighbours, of the same images for both."""
-    known, queries = features(among, 0), features(asked, 1)
+def prepare(contender: str, metric: Metric, images: int, queries: int) -> Callable[[], Neighbours]:
+    """A search for the neighbours, with the same random features for both contenders."""
+    x, y = random_features(images, 0), random_features(queries, 1)
     if contender == "vitrail":
-        ours = Search(known, metric)
-        return lambda: ours(queries, NEAREST)
+        ours = NeighbourSearch(x, metric)
+        return lambda: ours.kneighbors(y, NEIGHBOURS)
     from sklearn.neighbors import NearestNeighbors
 
-    theirs = NearestNeighbors(n_neighbors=NEAREST, metric=METRICS[metric], algorithm="brute")
-    theirs.fit(known)
-    return lambda: theirs.kneighbors(queries)
+    theirs = NearestNeighbors(n_neighbors=NEIGHBOURS, metric=metric, algorithm="brute")
+    theirs.fit(x)
+    return lambda: theirs.kneighbors(y)
 
 
-def agreement(metric: Metric) -> float:
-    """The share of the neighbours that both name."""
-    ours, theirs = (prepare(name, metric, AMONG, ASKED)()[1] for name in CONTENDERS)
+def measure_agreement(metric: Metric) -> float:
+    """The fraction of neighbours that both contenders find."""
+    ours, theirs = (prepare(name, metric, IMAGES, QUERIES)()[1] for name in CONTENDERS)
     return float((ours == theirs).mean())
 
 
-def features(count: int, seed: int, width: int = 192) -> NDArray[np.float32]:
-    """Rows like those of a ViT: some directions matter much, most matter little."""
+def random_features(count: int, seed: int, width: int = 192) -> NDArray[np.float32]:
+    """Features with the spectrum of a ViT's: few directions have most of the variance."""
     scale = np.arange(1, width + 1) ** -0.5
-    drawn: NDArray[np.float64] = np.random.default_rng(seed).normal(size=(count, width)) * scale
-    return drawn.astype(np.float32)
+    rng = np.random.default_rng(seed)
+    rows: NDArray[np.float64] = rng.normal(size=(count, width)) * scale
+    return rows.astype(np.float32)

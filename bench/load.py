@@ -1,4 +1,4 @@
-"""Loading a B/16 from a file, ours and by the library whose layout it is: seconds, peak memory."""
+"""Time and peak memory of loading a B/16 from a file: Vitrail and the library of its layout."""
 
 import json
 import subprocess
@@ -13,76 +13,76 @@ from bench.alone import ROOT, forget_peak, resident
 from bench.measure import Budget, Case, Tick, Times, measure
 
 MODEL = "B/16"
-ROUNDS = 2  # processes of each contender in a repeat; they take turns
-OWNERS = {  # of a layout: who loads it beside us
+ROUNDS = 2  # processes of each contender per repeat, interleaved
+OWNERS = {  # the libraries that load each layout, besides Vitrail
     "timm": ["timm"],
     "huggingface": ["transformers"],
     "torchvision": ["torchvision"],
     "google": [],
 }
 
-Answers = dict[str, dict[str, list[dict[str, float]]]]  # by layout and contender, all rounds
+Measurements = dict[str, dict[str, list[dict[str, float]]]]  # by layout, contender and round
 
 
 def run(budget: Budget, tick: Tick) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         tick(0.0, f"{MODEL} in every layout")
-        ask("make", MODEL, folder)
-        answers: Answers = {}
+        run_process("write", MODEL, folder)
+        measurements: Measurements = {}
         cases = []
         for layout in OWNERS:
-            words = f"{MODEL}, {layout} layout"
+            label = f"{MODEL}, {layout} layout"
             cases += [
                 Case(
-                    label=f"{words}, loaded",
+                    label=f"{label}, loaded",
                     unit="s",
-                    measure=partial(ask_all, layout, folder, answers),
+                    measure=partial(measure_layout, layout, folder, measurements),
                 ),
                 Case(
-                    label=f"{words}, first answer",
+                    label=f"{label}, first answer",
                     unit="s",
-                    measure=partial(told, layout, "answered", answers),
+                    measure=partial(select_metric, layout, "answered", measurements),
                 ),
                 Case(
-                    label=f"{words}, peak over file",
+                    label=f"{label}, peak over file",
                     unit="x",
-                    measure=partial(told, layout, "memory", answers),
+                    measure=partial(select_metric, layout, "memory", measurements),
                 ),
             ]
         return {"cases": measure(cases, budget, tick)}
 
 
-def ask_all(layout: str, folder: str, answers: Answers, budget: Budget) -> Times:
-    """Seconds until each contender has loaded; all that they told goes into `answers`."""
+def measure_layout(layout: str, folder: str, measurements: Measurements, budget: Budget) -> Times:
+    """Seconds that each contender takes to load; all measurements go into `measurements`."""
     contenders = ["vitrail", *OWNERS[layout]]
-    found: dict[str, list[dict[str, float]]] = {who: [] for who in contenders}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for _ in range(min(ROUNDS, budget.rounds)):
-        for who in contenders:
-            found[who].append(ask(who, layout, folder))
-    answers[layout] = found
-    return told(layout, "seconds", answers, budget)
+        for name in contenders:
+            rounds[name].append(run_process(name, layout, folder))
+    measurements[layout] = rounds
+    return select_metric(layout, "seconds", measurements, budget)
 
 
-def ask(*words: str) -> dict[str, float]:
-    """What a process of this bench answers in its last line."""
+def run_process(*arguments: str) -> dict[str, float]:
+    """The JSON that a process of this benchmark prints in its last line."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "bench.load", *words],
+        [sys.executable, "-W", "ignore", "-m", "bench.load", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
     if done.returncode:
-        raise RuntimeError(f"bench.load {' '.join(words)} failed:\n{done.stderr}")
-    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+        raise RuntimeError(f"bench.load {' '.join(arguments)} failed:\n{done.stderr}")
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
-def told(layout: str, what: str, answers: Answers, budget: Budget) -> Times:
-    return {who: [one[what] for one in all_of] for who, all_of in answers[layout].items()}
+def select_metric(layout: str, metric: str, measurements: Measurements, budget: Budget) -> Times:
+    return {name: [one[metric] for one in rounds] for name, rounds in measurements[layout].items()}
 
 
-def make(model: str, folder: Path) -> None:
-    """The same random weights in every layout."""
+def write_layouts(model: str, folder: Path) -> None:
+    """Writes the same random weights in every layout."""
     import numpy as np
     import torch
 
@@ -93,28 +93,28 @@ def make(model: str, folder: Path) -> None:
     from vitrail.zoo.presets import preset
 
     torch.manual_seed(0)
-    made = ViT(preset(model)).eval()
-    save_model(folder / "own.safetensors", made, {})
+    vit = ViT(preset(model)).eval()
+    save_model(folder / "own.safetensors", vit, {})
     for to in ("timm", "huggingface"):
         convert(folder / "own.safetensors", to, folder / to)
     convert(folder / "own.safetensors", "torchvision", folder / "torchvision.pth")
-    np.savez(folder / "google.npz", **google_arrays(made, "original"))
+    np.savez(folder / "google.npz", **google_arrays(vit, "original"))
 
 
-def load(who: str, path: Path) -> tuple[float, Any]:
-    """When the loading began, imports not counted, and the model."""
-    if who == "vitrail":
-        from vitrail.zoo.load import load as ours
+def load_with(library: str, path: Path) -> tuple[float, Any]:
+    """The time when loading started, after all imports, and the model."""
+    if library == "vitrail":
+        from vitrail.zoo.load import load_weights
 
-        return time.perf_counter(), ours(path).model
+        return time.perf_counter(), load_weights(path).model
     from bench.peers import mend_torchvision
 
     mend_torchvision()
-    if who == "timm":
+    if library == "timm":
         import timm
 
         return time.perf_counter(), timm.create_model(f"local-dir:{path}", pretrained=True)
-    if who == "transformers":
+    if library == "transformers":
         from transformers import ViTForImageClassification
 
         return time.perf_counter(), ViTForImageClassification.from_pretrained(path)
@@ -126,26 +126,26 @@ def load(who: str, path: Path) -> tuple[float, Any]:
     return start, model
 
 
-def measure_one(who: str, layout: str, folder: Path) -> None:
-    """One load in a fresh process; memory counts above the process after `import torch`."""
+def measure_load(library: str, layout: str, folder: Path) -> None:
+    """One load in a fresh process; memory counts from after `import torch`."""
     import torch
 
     path = folder / layout
     path = path if path.is_dir() else next(folder.glob(f"{layout}.*"))
     before = forget_peak()
-    start, model = load(who, path)
+    start, model = load_with(library, path)
     loaded = time.perf_counter() - start
     with torch.inference_mode():
         model(torch.zeros(1, 3, 224, 224))
     answered = time.perf_counter() - start
-    peak = resident("VmHWM") - before  # by now also of files that are read when they are needed
+    peak = resident("VmHWM") - before  # after a forward, which also reads memory-mapped files
     size = (path / "model.safetensors" if path.is_dir() else path).stat().st_size / 2**20
     print(json.dumps({"seconds": loaded, "answered": answered, "memory": peak / size}))
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "make":
-        make(sys.argv[2], Path(sys.argv[3]))
+    if sys.argv[1] == "write":
+        write_layouts(sys.argv[2], Path(sys.argv[3]))
         print("{}")
     else:
-        measure_one(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+        measure_load(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

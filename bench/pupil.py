@@ -28,12 +28,12 @@ from vitrail.data.loader import Batch, Loader
 from vitrail.data.open import open_data
 from vitrail.data.source import Source, Split
 from vitrail.errors import UserError
-from vitrail.evaluation.loop import evaluating
-from vitrail.files import write
+from vitrail.evaluation.loop import eval_mode
+from vitrail.files import write_file
 from vitrail.model.config import ViTConfig
-from vitrail.model.cost import parameters
+from vitrail.model.cost import count_parameters
 from vitrail.run import auto
-from vitrail.run.recipe import build
+from vitrail.run.recipe import settings_from_dict
 
 MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {**PEERS, "seeds": SeedViT}
 LOOKS = 5  # at the validation images, at equal distances of time
@@ -58,8 +58,8 @@ def teach(lesson: Lesson) -> dict[str, Any]:
     ours, view = our_choice(source, lesson.minutes)
     model = MODELS[lesson.peer](replace(ours, pool="cls", positions="learned"))
     count = sum(parameter.numel() for parameter in model.parameters())
-    if abs(count / parameters(ours) - 1) > ALIKE:
-        raise UserError(f"{lesson.peer} has {count:,} parameters, we have {parameters(ours):,}")
+    if abs(count / count_parameters(ours) - 1) > ALIKE:
+        raise UserError(f"{lesson.peer} has {count:,} parameters, we have {count_parameters(ours):,}")
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = recipe.dropout
@@ -82,9 +82,9 @@ def teach(lesson: Lesson) -> dict[str, Any]:
 
 def our_choice(source: Source, minutes: float) -> tuple[ViTConfig, Preprocess]:
     """The model that `vitrail train --minutes` takes, and how it sees images."""
-    chosen = auto.choose(auto.look(source), minutes=minutes).settings
-    vit = build(ViTConfig, chosen["vit"])
-    return vit, Preprocess(size=vit.image, **chosen["view"])
+    chosen = auto.choose_from_scratch(auto.summarise(source), minutes=minutes).settings
+    vit = settings_from_dict(ViTConfig, chosen["vit"])
+    return vit, Preprocess(size=vit.image, **chosen["preprocess"])
 
 
 def learn(model: nn.Module, loader: Loader, recipe: Recipe, lesson: Lesson) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def take_step(
 def look(model: nn.Module, loader: Loader, split: Split) -> float:
     """The share of right answers; those of a model that diverged are right by chance."""
     right, count = 0, 0
-    with evaluating(model), torch.inference_mode():
+    with eval_mode(model), torch.inference_mode():
         for batch in loader.evaluation(split, batch=128):
             right += int((model(batch.images).argmax(dim=1) == batch.labels).sum())
             count += len(batch.labels)
@@ -162,7 +162,7 @@ def main(lesson: str, out: str) -> None:
     """The process itself: a lesson as JSON, and the file for what came of it."""
     about = origin()
     found = teach(Lesson(**json.loads(lesson)))
-    write(Path(out), json.dumps({**found, **about}, indent=1) + "\n")
+    write_file(Path(out), json.dumps({**found, **about}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

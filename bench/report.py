@@ -18,7 +18,7 @@ from bench import curves, runtime
 from bench.alone import ROOT
 from bench.limit import LIMIT
 from vitrail.errors import UserError
-from vitrail.files import write
+from vitrail.files import write_file
 
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = (
@@ -87,9 +87,9 @@ def keep(result: dict[str, Any], folder: Path) -> str:
     """Writes JSON, table and plot of a result, and gives the table."""
     page = table(result)
     name = result["name"]
-    write(folder / f"{name}.json", json.dumps(result, indent=1) + "\n")
-    write(folder / f"{name}.md", page)
-    write(folder / f"{name}.svg", plot(result))
+    write_file(folder / f"{name}.json", json.dumps(result, indent=1) + "\n")
+    write_file(folder / f"{name}.md", page)
+    write_file(folder / f"{name}.svg", plot(result))
     return page
 
 

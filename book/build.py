@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for path in old:
         print(f"{path.name}: {'its code is old' if check else 'filled'}")
         if not check:
-            files.write(path, filled(path.read_text()))
+            files.write_file(path, filled(path.read_text()))
     sys.exit(bool(old) and check)
 
 

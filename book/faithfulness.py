@@ -11,8 +11,9 @@ from torch import Tensor
 
 import vitrail
 from vitrail.errors import UserError
-from vitrail.insight.explain import METHODS, explain
-from vitrail.insight.faithfulness import Faithfulness, compared
+from vitrail.insight.explain import explain
+from vitrail.insight.faithfulness import Faithfulness, compare_heatmaps
+from vitrail.insight.methods import METHODS
 from vitrail.run.classifier import Classifier
 
 EVERY = 30  # so that nobody chooses the nicest ones
@@ -42,7 +43,7 @@ def tried(weights: str | Path, paths: list[Path]) -> Trial:
     classifier = vitrail.load(weights)
     x = torch.stack([classifier.tensor(path) for path in paths])
     heats = {method: explain(classifier.model, x, method) for method in METHODS}
-    judged = compared(classifier.model, x, heats)
+    judged = compare_heatmaps(classifier.model, x, heats)
     return Trial(paths=paths, classifier=classifier, x=x, heats=heats, judged=judged)
 
 
@@ -55,10 +56,10 @@ def table(judged: dict[str, Faithfulness]) -> str:
     names = list(judged)
     for number in order:
         one = judged[names[number]]
-        areas = f"{one.deletion_area.mean():8.3f} {one.insertion_area.mean():9.3f}"
+        areas = f"{one.deletion_auc.mean():8.3f} {one.insertion_auc.mean():9.3f}"
         score = f"{one.score.mean():6.3f} {error(one.score):6.3f}"
         lines.append(f"{names[number]:16} {areas} {score} {wins[number]:5}")
-    chance = next(iter(judged.values())).random_area.mean()
+    chance = next(iter(judged.values())).random_auc.mean()
     lines.append(f"{'random order':16} {chance:8.3f} {'':9} {0:6.3f}")
     return "\n".join(lines)
 

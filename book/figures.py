@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail import ViT, files, preset
-from vitrail.model.embed import sincos
+from vitrail.model.embed import sincos_positions
 
 FIGURES = Path(__file__).parent / "figures"
 DPI = 200  # 9 inches become 1800 pixels: sharp at the 900 of a README
@@ -330,8 +330,8 @@ def _worked_example(sheet: Sheet) -> None:
 def positions(model: ViT) -> Figure:
     """How alike one patch's position is to all others': fixed waves, and what training found."""
     config = model.config
-    learned = model.pos_embed[0, config.readers :]
-    waves = sincos(config.grid, config.width, learned)
+    learned = model.pos_embed[0, config.class_tokens :]
+    waves = sincos_positions(config.grid, config.width, learned)
     sheet = Sheet(9, 2.0)
     for left, title, table in ((0.1, "sine and cosine", waves), (4.6, "learned", learned)):
         sheet.write(left + 2.13, 1.85, title, 10, weight="bold")
@@ -399,7 +399,7 @@ def save(figure: Figure, path: Path, colours: int | None = None) -> Path:
     else:
         image = image if colours is None else image.quantize(colours, dither=Image.Dither.NONE)
         image.save(packed, "png", optimize=True)
-    files.write(path, packed.getvalue())
+    files.write_file(path, packed.getvalue())
     return path
 
 

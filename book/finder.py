@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail import ViT, ViTConfig
-from vitrail.insight.explain import METHODS, explain
+from vitrail.insight.explain import explain
+from vitrail.insight.methods import METHODS
 
 STEPS, IMAGES = 150, 64
 

@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 import vitrail
 from book.faithfulness import EVERY, some
 from book.figures import FIGURES, save
-from vitrail.insight.draw import SOFT, Sheet, colour, overlaid, percent, short
+from vitrail.display.text import format_percent, printable, truncate
+from vitrail.insight.canvas import SOFT, Canvas
 from vitrail.insight.explanation import Explanation
+from vitrail.insight.overlay import overlay_heatmap, to_rgb
 
 ACROSS, EDGE, GAP = 5, 0.1, 0.06  # pairs in a row, inches
 WIDTH = 9.0  # inches: 1800 pixels, sharp at the 900 of a README
@@ -21,22 +23,22 @@ def gallery(shown: Sequence[Explanation]) -> Figure:
     """Each photo above the most faithful of its quick explanations."""
     side = (WIDTH - 2 * EDGE) / ACROSS - GAP
     tall = TITLE + 2 * side + GAP + FOOT
-    sheet = Sheet(WIDTH, -(-len(shown) // ACROSS) * tall + EDGE)
+    canvas = Canvas(WIDTH, -(-len(shown) // ACROSS) * tall + EDGE)
     for number, one in enumerate(shown):
         x, y = EDGE + number % ACROSS * (side + GAP), number // ACROSS * tall + TITLE
-        sheet.write(x, y - 0.05, name(one.top[0][0]), 8.5, va="bottom", weight="bold")
-        answer = percent(one.top[0][1])
-        sheet.write(x + side, y - 0.05, answer, 8.5, va="bottom", ha="right", color=SOFT)
-        sheet.image(colour(one.pixels), x, y, side, side, interpolation="lanczos")
-        sheet.image(overlaid(one.pixels, one.heat), x, y + side + GAP, side, side)
+        canvas.add_text(x, y - 0.05, name(one.top[0][0]), 8.5, va="bottom", weight="bold")
+        answer = format_percent(one.top[0][1])
+        canvas.add_text(x + side, y - 0.05, answer, 8.5, va="bottom", ha="right", color=SOFT)
+        canvas.add_image(to_rgb(one.pixels), x, y, side, side, interpolation="lanczos")
+        canvas.add_image(overlay_heatmap(one.pixels, one.heatmap), x, y + side + GAP, side, side)
         words = f"{one.method}, score {one.scores[one.method]:.2f}"
-        sheet.write(x, y + 2 * side + GAP + 0.05, words, 7.5, color=SOFT)
-    return sheet.figure
+        canvas.add_text(x, y + 2 * side + GAP + 0.05, words, 7.5, color=SOFT)
+    return canvas.figure
 
 
 def name(label: str) -> str:
     """The first name of a class that has several."""
-    return short(label.replace("_", " ").split(",")[0], 18)
+    return truncate(printable(label.replace("_", " ").split(",")[0]), 18)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,7 @@
-"""Executes shape comments: a tracer compares each `# (B, N, D)` with the tensor itself."""
+"""Executes shape comments: a tracer compares each `# (B, N, D)` with the shape of the tensor.
+
+After a function's signature, the comment is the shape of its first argument that has one.
+"""
 
 import ast
 import io
@@ -37,7 +40,7 @@ def last_line(node: ast.stmt) -> int:
 
 
 class Tracer:
-    """Checks claims while functions run: `reached` were met, `wrong` were false."""
+    """Checks claims while functions run: `reached` were executed, `wrong` were false."""
 
     def __init__(self, claims: Claims):
         self.claims, self.legend = claims, dict[str, int]()
@@ -59,25 +62,35 @@ class Tracer:
 
     def enter(self, frame: FrameType, event: str, arg: object) -> Any:
         file = frame.f_code.co_filename
-        if file not in self.files:
+        if file not in self.files or frame.f_code.co_name.startswith("<"):  # a generator expression
             return None
         pending: list[tuple[str, int]] = []
         header = self.starts.get((file, frame.f_code.co_firstlineno))
         if header and isinstance(self.claims[header][0], ast.FunctionDef):
-            names = [name for name in frame.f_code.co_varnames if name != "self"]
-            self.check(header, frame.f_locals[names[0]])
+            names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+            values = [frame.f_locals[name] for name in names]
+            self.check(header, next(value for value in values if hasattr(value, "shape")))
 
         def step(frame: FrameType, event: str, arg: object) -> Any:
-            if event in ("line", "return") and pending:
-                self.settle(pending.pop(), frame, arg)
+            if event == "return" or (event == "line" and not self.is_inside(pending, frame)):
+                while pending:
+                    self.check_result(pending.pop(), frame, arg)
             here = self.starts.get((file, frame.f_lineno))
             if event == "line" and here and not isinstance(self.claims[here][0], ast.FunctionDef):
-                pending.append(here)
+                pending[:] = [here]
             return step
 
         return step
 
-    def settle(self, claim: tuple[str, int], frame: FrameType, result: object) -> None:
+    def is_inside(self, pending: list[tuple[str, int]], frame: FrameType) -> bool:
+        """Whether the next line still belongs to the statement that has begun."""
+        statements = [self.claims[claim][0] for claim in pending]
+        return any(
+            statement.lineno <= frame.f_lineno <= (statement.end_lineno or 0)
+            for statement in statements
+        )
+
+    def check_result(self, claim: tuple[str, int], frame: FrameType, result: object) -> None:
         statement = self.claims[claim][0]
         if isinstance(statement, ast.Return):
             self.check(claim, result)
@@ -87,21 +100,21 @@ class Tracer:
                 self.check(claim, frame.f_locals[name.id])
 
     def check(self, claim: tuple[str, int], value: Any) -> None:
-        """Words that are not in the legend stand for any size."""
+        """Compares the shape with the claim; words that are not in the legend match any size."""
         self.reached.add(claim)
-        said = self.claims[claim][1]
+        dimensions = self.claims[claim][1]
         known = [
             dimension
-            for dimension in said
+            for dimension in dimensions
             if set(re.findall("[A-Za-z]+", dimension)) <= {*self.legend}
         ]
         sizes = {dimension: eval(dimension, {}, dict(self.legend)) for dimension in known}
-        right = len(said) == len(value.shape) and all(
+        matches = len(dimensions) == len(value.shape) and all(
             sizes.get(dimension, size) == size
-            for dimension, size in zip(said, value.shape, strict=True)
+            for dimension, size in zip(dimensions, value.shape, strict=True)
         )
-        if not right:
+        if not matches:
             file, line = claim
             self.wrong.add(
-                f"{Path(file).name}:{line} says ({', '.join(said)}), got {tuple(value.shape)}"
+                f"{Path(file).name}:{line} says ({', '.join(dimensions)}), got {tuple(value.shape)}"
             )

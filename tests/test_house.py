@@ -16,7 +16,7 @@ import torch
 import vitrail
 from tests.shapes import Tracer, claims
 from vitrail.model.config import ViTConfig
-from vitrail.model.embed import rotary
+from vitrail.model.embed import rotary_positions
 from vitrail.model.vit import ViT
 from vitrail.zoo.presets import PRESETS
 
@@ -25,13 +25,14 @@ PACKAGE = ROOT / "vitrail"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ROWS = [  # a folder imports only from lower rows
     ["cli", "serve"],
-    ["search"],
+    ["tuning"],
     ["run"],
     ["zoo", "insight", "heads", "export", "audit"],
     ["model", "data", "training", "evaluation"],
     ["display"],
 ]
 FREE_OF_TORCH = [
+    "vitrail.heads.kinds",
     "vitrail.model.config",
     "vitrail.model.cost",
     "vitrail.zoo.presets",
@@ -158,6 +159,139 @@ def test_unsafe_code_would_be_seen(source):
     assert len(sins(source)) == 1
 
 
+# ---- words
+
+WORDY = ("vitrail/**/*.py", "vitrail/**/*.html", "vitrail/**/*.js", "bench/*.py", "book/*")
+TEXTS = sorted(
+    path
+    for pattern in WORDY
+    for path in ROOT.glob(pattern)
+    if path.suffix in (".py", ".html", ".js", ".md")
+) + [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")]
+QUAINT = re.compile(r"\b(is|are) no [a-z]+")  # "x is not a matrix", never "x is no matrix"
+FLAG = re.compile(r"(?<![\w(-])--[a-z][\w.-]*")
+COMMAND = re.compile(r"`vitrail [^`]*`")  # a whole command may be quoted
+WRITES_COMMANDS = {PACKAGE / "run" / "report" / "page.py"}  # the one that repeats the run
+PARTICIPLES = {  # irregular ones; the regular ones end in -ed
+    *("told", "found", "seen", "kept", "made", "drawn", "shown", "gone", "begun", "taken", "given"),
+    *("held", "known", "heard", "said", "sent", "left", "lost", "met", "built", "bent", "sought"),
+    *("thought", "bought", "brought", "caught", "spread", "chosen", "written", "spoken", "hidden"),
+}
+ENDS_IN_ED = {"embed", "seed", "feed", "need", "speed", "shed"}  # verbs and nouns
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The public functions and methods of a module; a property is a value, not a function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = {ast.unparse(one) for one in node.decorator_list}
+            values = {"property", "cached_property", "functools.cached_property"}
+            if not node.name.startswith("_") and not decorators & values:
+                yield node
+
+
+def is_participle(name: str) -> bool:
+    return "_" not in name and (
+        name in PARTICIPLES or (name.endswith("ed") and name not in ENDS_IN_ED)
+    )
+
+
+def messages(tree: ast.Module) -> Iterator[str]:
+    """Every text in the code but docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from [node.value] if id(node) not in docstrings else []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_no_thing(path):
+    assert not [match[0] for match in QUAINT.finditer(path.read_text())]
+
+
+def test_functions_are_not_named_by_bare_participles():
+    assert not [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in MODULES
+        for node in functions(ast.parse(path.read_text()))
+        if is_participle(node.name)
+    ]
+
+
+def test_only_the_command_line_speaks_of_flags():
+    assert not [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in MODULES
+        if folder_of(module_of(path)) != "cli"
+        for text in messages(ast.parse(path.read_text()))
+        if FLAG.search(COMMAND.sub("", text)) and path not in WRITES_COMMANDS
+    ]
+
+
+def test_one_name_has_one_meaning():
+    homes: dict[str, set[str]] = {}
+    for path in MODULES:
+        if folder_of(module_of(path)) == "cli" or path.name == "config.py":
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(module_of(path))
+    assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+def test_quaint_words_would_be_seen():
+    assert QUAINT.search("a list is no matrix") and not QUAINT.search("there is nothing here")
+    assert is_participle("told") and is_participle("prepared")
+    assert not is_participle("embed") and not is_participle("find_copies")
+    tree = ast.parse('"""Says --out."""\nraise UserError("choose another --out")')
+    assert [text for text in messages(tree) if FLAG.search(text)] == ["choose another --out"]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def code_lines(node: ast.FunctionDef) -> int:
+    """The lines of a function's body, without signature and docstring."""
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    return (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def test_no_function_of_a_run_is_long():
+    long = [
+        f"{path.name}: {node.name}"
+        for path in (PACKAGE / "run").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and code_lines(node) > 40
+    ]
+    assert not long
+
+
+# ---- folders
+
+
+def imported_folders(folder: Path) -> set[str]:
+    """The other folders that the modules of a folder import from, also inside functions."""
+    found = {folder_of(name) for path in folder.rglob("*.py") for name in imports(path)}
+    return found - {"", folder.name}
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({folder for row in ROWS for folder in row if (PACKAGE / folder).is_dir()})
+)
+def test_a_folder_says_what_it_imports(folder):
+    words = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text())) or ""
+    line = re.search(r"^Imports (.*)\.$", words, re.MULTILINE)
+    assert line is not None, "its __init__ ends with 'Imports a, b.' or 'Imports no other folder.'"
+    named = set() if line[1] == "no other folder" else set(line[1].split(", "))
+    assert named == imported_folders(PACKAGE / folder)
+
+
 def test_every_public_name_is_there():
     assert sorted(vitrail.__all__) == sorted(vitrail._HOMES)
     for name in vitrail.__all__:
@@ -205,6 +339,7 @@ def trace_models(tracer: Tracer) -> None:
 
     plain = ViT(ViTConfig(**sizes | {"depth": 2}, drop_path=0.5))
     tracer.run(lambda: plain(x), N=16, **legend)
+    tracer.run(torch.no_grad()(lambda: plain(x)), N=16, **legend)  # the MLP in place
     tracer.run(lambda: plain.eval().features(x), N=16, **legend)
     tracer.run(lambda: plain(torch.randn(2, 5, 12, 28)), N=22, **legend | {"W": 28, "P": 21})
     attention, tokens = plain.blocks[0].attn, torch.randn(2, 16, 24)
@@ -212,8 +347,8 @@ def trace_models(tracer: Tracer) -> None:
 
     distilled = ViT(ViTConfig(**sizes, distilled=True, positions="rotary"))
     tracer.run(lambda: distilled(x), N=17, **legend)
-    patches, rope = torch.randn(2, 15, 24), rotary((3, 5), 8, 2, x)
-    tracer.run(lambda: distilled.choose(patches, rope, keep), N=6, **legend)
+    patches, rope = torch.randn(2, 15, 24), rotary_positions((3, 5), 8, 2, x)
+    tracer.run(lambda: distilled.select_patches(patches, rope, keep), N=6, **legend)
     for pool in ({"pool": "avg"}, {"pool": "avg", "norm_after_pool": True}):
         pooled = ViT(ViTConfig(**sizes, **pool, registers=4, positions="sincos"))
         tracer.run(lambda pooled=pooled: pooled(x), N=19, **legend)

@@ -3,40 +3,115 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for type checkers and editors
+    from vitrail.data.open import open_data as open_data
+    from vitrail.data.sources.catalogue import DatasetInfo as DatasetInfo
+    from vitrail.data.sources.catalogue import datasets as datasets
     from vitrail.errors import UserError as UserError
+    from vitrail.insight.explanation import Explanation as Explanation
     from vitrail.insight.maps import attention as attention
     from vitrail.model.config import ViTConfig as ViTConfig
     from vitrail.model.vit import ViT as ViT
+    from vitrail.run.check import DataCheck as DataCheck
+    from vitrail.run.check import check as check
+    from vitrail.run.classifier import Classifier as Classifier
     from vitrail.run.classifier import load as load
+    from vitrail.run.estimators import ViTClassifier as ViTClassifier
+    from vitrail.run.estimators import ViTFeatures as ViTFeatures
+    from vitrail.run.evaluate import Evaluation as Evaluation
+    from vitrail.run.head import FeatureClassifier as FeatureClassifier
     from vitrail.run.head import head as head
-    from vitrail.run.run import resume as resume
-    from vitrail.run.run import train as train
+    from vitrail.run.head_comparison import HeadComparison as HeadComparison
+    from vitrail.run.head_comparison import compare_heads as compare_heads
+    from vitrail.run.predictor import Prediction as Prediction
+    from vitrail.run.report.compare import Comparison as Comparison
+    from vitrail.run.report.compare import compare as compare
+    from vitrail.run.report.make import Report as Report
+    from vitrail.run.report.make import report as report
+    from vitrail.run.result import Run as Run
+    from vitrail.run.resume import resume as resume
+    from vitrail.run.train import train as train
+    from vitrail.tuning.optimize import search as search
+    from vitrail.tuning.result import SearchResult as SearchResult
+    from vitrail.zoo.convert import Conversion as Conversion
+    from vitrail.zoo.convert import convert as convert
+    from vitrail.zoo.models import ModelInfo as ModelInfo
+    from vitrail.zoo.models import models as models
     from vitrail.zoo.presets import preset as preset
 
 __version__ = "0.1.0"
 
-_HOMES = {  # found on first use, so that `vitrail --help` does not wait for torch
+_HOMES = {  # imported on first use, so that `vitrail --help` does not wait for torch
+    "Classifier": "vitrail.run.classifier",
+    "Comparison": "vitrail.run.report.compare",
+    "Conversion": "vitrail.zoo.convert",
+    "DataCheck": "vitrail.run.check",
+    "DatasetInfo": "vitrail.data.sources.catalogue",
+    "Evaluation": "vitrail.run.evaluate",
+    "Explanation": "vitrail.insight.explanation",
+    "FeatureClassifier": "vitrail.run.head",
+    "HeadComparison": "vitrail.run.head_comparison",
+    "ModelInfo": "vitrail.zoo.models",
+    "Prediction": "vitrail.run.predictor",
+    "Report": "vitrail.run.report.make",
+    "Run": "vitrail.run.result",
+    "SearchResult": "vitrail.tuning.result",
     "UserError": "vitrail.errors",
     "ViT": "vitrail.model.vit",
+    "ViTClassifier": "vitrail.run.estimators",
     "ViTConfig": "vitrail.model.config",
+    "ViTFeatures": "vitrail.run.estimators",
     "attention": "vitrail.insight.maps",
+    "check": "vitrail.run.check",
+    "compare": "vitrail.run.report.compare",
+    "compare_heads": "vitrail.run.head_comparison",
+    "convert": "vitrail.zoo.convert",
+    "datasets": "vitrail.data.sources.catalogue",
     "head": "vitrail.run.head",
     "load": "vitrail.run.classifier",
+    "models": "vitrail.zoo.models",
+    "open_data": "vitrail.data.open",
     "preset": "vitrail.zoo.presets",
-    "resume": "vitrail.run.run",
-    "train": "vitrail.run.run",
+    "report": "vitrail.run.report.make",
+    "resume": "vitrail.run.resume",
+    "search": "vitrail.tuning.optimize",
+    "train": "vitrail.run.train",
 }
 
 __all__ = [
+    "Classifier",
+    "Comparison",
+    "Conversion",
+    "DataCheck",
+    "DatasetInfo",
+    "Evaluation",
+    "Explanation",
+    "FeatureClassifier",
+    "HeadComparison",
+    "ModelInfo",
+    "Prediction",
+    "Report",
+    "Run",
+    "SearchResult",
     "UserError",
     "ViT",
+    "ViTClassifier",
     "ViTConfig",
+    "ViTFeatures",
     "attention",
+    "check",
+    "compare",
+    "compare_heads",
+    "convert",
+    "datasets",
     "head",
     "load",
+    "models",
+    "open_data",
     "preset",
+    "report",
     "resume",
+    "search",
     "train",
 ]
 

@@ -1,9 +1,19 @@
-"""One kind of error: a mistake the user can mend, told in one line."""
+"""One kind of error: a mistake the user can mend, reported in one line."""
 
 
 class UserError(ValueError):
-    """Says what came, what was wanted, and what to do."""
+    """Says what came, what was wanted, and what to do.
+
+    A message names settings and arguments as Python callers write them, between backticks:
+    "lower `train.batch`", "choose another `out`", "try `device='cpu'`". The command line turns
+    these into its flags (`--train.batch`, `--out`, `--device cpu`); commands such as
+    `vitrail resume RUN` stay as they are.
+
+    >>> vitrail.preset("S/17")
+    Traceback (most recent call last):
+    vitrail.errors.UserError: no model is called 'S/17'; the nearest are S/16, S/32, L/16
+    """
 
 
-class Refused(UserError):
-    """The system had no room for it now, so nothing is known of the file itself."""
+class OutOfResources(UserError):
+    """The system ran out of memory or file handles: the file itself may be intact."""

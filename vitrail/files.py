@@ -1,4 +1,8 @@
-"""The one place that writes: atomic, fsynced, all or nothing."""
+"""Atomic, fsynced writes: a file or folder appears complete at its path, or not at all.
+
+The package writes everything through here, except what grows or changes in place (the logs of a
+run and of a search, a partial download), lock files, and temporary files that it deletes itself.
+"""
 
 import errno
 import os
@@ -10,7 +14,7 @@ from pathlib import Path
 
 from vitrail.errors import UserError
 
-ADVICE = {  # what to do about what a system says
+ADVICE = {  # what a user can do about an error of the operating system
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
     errno.EFBIG: "raise the limit with ulimit -f",
@@ -21,87 +25,99 @@ ADVICE = {  # what to do about what a system says
     errno.EACCES: "make it writable",
     errno.ENAMETOOLONG: "shorten it",
 }
-SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # it lies at the system, not at the file
+RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the system's fault, not the file's
+# Characters of a name that its temporary folder repeats: at most 240 bytes of UTF-8, which leaves
+# room for the rest of the temporary name in the 255 bytes that file systems allow.
+PREFIX_LENGTH = 60
 
 
-def write(path: str | Path, data: bytes | str) -> None:
-    """Puts `data` at `path` whole, or leaves there what was there before."""
+def write_file(path: str | Path, data: bytes | str) -> None:
+    """Writes `data` to `path` completely, or leaves the previous file unchanged."""
     path = Path(path)
     try:
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_bytes(data.encode() if isinstance(data, str) else data)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {refusal(error)}; nothing was changed") from error
+        why = describe_os_error(error)
+        raise UserError(f"cannot write {path}: {why}; nothing was changed") from error
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """Where the block writes a file or a folder that becomes `path` if the block ends well.
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Yields a temporary path for a file or folder that becomes `path` if the block succeeds.
 
-    A folder must be new: no rename puts one folder in the place of another.
+    A file replaces an existing one. A folder must be new: no system replaces a folder that holds
+    files.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    holder = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent))
+    prefix = f".{path.name[:PREFIX_LENGTH]}."
+    holder = Path(tempfile.mkdtemp(prefix=prefix, suffix=".tmp", dir=path.parent))
     try:
         temporary = holder / path.name
         yield temporary
         for file in [temporary, *temporary.rglob("*")]:
-            sync(file)
-        temporary.rename(path)
-        sync(path.parent)
+            fsync(file)
+        temporary.replace(path)
+        fsync(path.parent)
     finally:
         shutil.rmtree(holder, ignore_errors=True)
 
 
-def fresh_folder(out: str | Path | None, usual: str | Path) -> Path:
-    """A new folder `out`, or else `usual`-1, -2, ...; one that holds something is never touched."""
-    number, folder = 1, Path(out or f"{usual}-1")
+def create_output_folder(out: str | Path | None, default: str | Path) -> Path:
+    """Creates `out`, or else `default`-1, -2, ...; raises if `out` contains files."""
+    number, folder = 1, Path(out or f"{default}-1")
     try:
         while out is None and folder.exists():
-            number, folder = number + 1, Path(f"{usual}-{number + 1}")
+            number, folder = number + 1, Path(f"{default}-{number + 1}")
         check_empty(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make {folder}: {refusal(error)}; choose another --out") from error
+        why = describe_os_error(error)
+        raise UserError(f"cannot create {folder}: {why}; choose another `out`") from error
     return folder
 
 
 def check_empty(folder: Path) -> None:
-    """Refuses a place where something lies already."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is no empty folder; choose another --out")
+    """Raises unless `folder` is empty or does not exist."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, not a folder; choose another `out`")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} already exists and is not empty; choose another `out`")
 
 
-def expanded(path: str | Path) -> Path:
-    """The path with its ~ replaced by that user's folder, if there is one."""
+def expand_user(path: str | Path) -> Path:
+    """Replaces a leading ~ or ~name by that user's home folder; leaves unknown names unchanged."""
     return Path(os.path.expanduser(path))
 
 
-def check_text(path: str | Path) -> None:
-    """Refuses names of bytes that are no text: neither recipes nor safetensors can have them."""
+def check_utf8_name(path: str | Path) -> None:
+    """Raises if the path is not valid UTF-8, which recipes and safetensors cannot store."""
     name = str(path)
     if name != name.encode(errors="replace").decode():
-        raise UserError(f"{name!r} is no UTF-8 text; rename it, or choose another")
+        raise UserError(f"{name!r} is not valid UTF-8; rename it, or choose another")
 
 
-def sync(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's names, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+def fsync(path: Path) -> None:
+    """Flushes the content of a file, or the entries of a folder, to the disk."""
+    windows = os.name == "nt"
+    if windows and path.is_dir():
+        return  # Windows cannot open a folder, and NTFS journals its entries
+    handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # Windows needs write access
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def refusal(error: OSError) -> str:
-    """What the system said, and what to do about it where that is known."""
-    words = error.strerror or str(error)
-    return f"{words}, {ADVICE[error.errno]}" if error.errno in ADVICE else words
+def describe_os_error(error: OSError) -> str:
+    """The system's message, with advice where there is any."""
+    message = error.strerror or str(error)
+    return f"{message}, {ADVICE[error.errno]}" if error.errno in ADVICE else message
 
 
-def sweep(folder: Path, *names: str) -> None:
-    """Removes what a killed writing of these names has left in `folder`."""
+def remove_temporary(folder: Path, *names: str) -> None:
+    """Removes what interrupted writes of these names (or patterns) left in `folder`."""
     for name in names:
-        for rest in folder.glob(f".{name[:100]}.*.tmp"):
-            shutil.rmtree(rest, ignore_errors=True)
+        for leftover in folder.glob(f".{name[:PREFIX_LENGTH]}.*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)

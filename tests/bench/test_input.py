@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench import input as bench
-from bench.input import TINY, VIEW, Photos, Tinies, make_photos
+from bench.input import PREPROCESS, TINY_PREPROCESS, PillowPhotos, PillowTinyImages, make_photos
 from bench.measure import Budget
 from vitrail.data.image import load_image
 
@@ -21,12 +21,14 @@ def test_photos_are_as_large_as_imagenets(tmp_path):
 
 def test_the_usual_way_gives_normalised_images(tmp_path):
     source = make_photos(tmp_path, 4, Path("nowhere"))
-    photos = Photos([source.root / name for name in source.ids], source.labels.tolist())
+    photos = PillowPhotos([source.root / name for name in source.ids], source.labels.tolist())
     image, label = photos[3]
-    assert image.shape == (3, VIEW.height, VIEW.width) and label == source.labels[3]
-    tiny, _ = Tinies(torch.zeros(2, 32, 32, 3, dtype=torch.uint8).numpy())[0]
-    assert tiny.shape == (3, TINY.height, TINY.width)
-    assert torch.allclose(tiny[:, 0, 0], -torch.tensor(TINY.mean) / torch.tensor(TINY.std))
+    assert image.shape == (3, PREPROCESS.height, PREPROCESS.width) and label == source.labels[3]
+    tiny, _ = PillowTinyImages(torch.zeros(2, 32, 32, 3, dtype=torch.uint8).numpy())[0]
+    assert tiny.shape == (3, TINY_PREPROCESS.height, TINY_PREPROCESS.width)
+    assert torch.allclose(
+        tiny[:, 0, 0], -torch.tensor(TINY_PREPROCESS.mean) / torch.tensor(TINY_PREPROCESS.std)
+    )
 
 
 @pytest.mark.slow
@@ -35,7 +37,7 @@ def test_every_case_is_measured_in_images_per_second(monkeypatch):
         kept = {name: new for name, new in getattr(bench, table).items() if name in WITHOUT_PEERS}
         monkeypatch.setattr(bench, table, kept)
     monkeypatch.setattr(bench, "IMAGES", 64)
-    monkeypatch.setattr(bench, "TINIES", 128)
+    monkeypatch.setattr(bench, "TINY_IMAGES", 128)
     monkeypatch.setattr(bench, "WORKERS", 0)
     monkeypatch.setattr(bench, "PHOTOS", Path("nowhere"))
     cases = bench.run(Budget(rounds=1, seconds=0.1), lambda share, words: None)["cases"]

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.limit import backward, products
-from vitrail.model.cost import macs
+from vitrail.model.cost import count_macs
 from vitrail.zoo.presets import preset
 
 
@@ -11,7 +11,7 @@ from vitrail.zoo.presets import preset
 def test_limit_multiplies_what_the_model_multiplies(name):
     config = preset(name)
     done = sum(count * m * k * n for count, m, k, n in products(config, 3))
-    assert done == 3 * macs(config)
+    assert done == 3 * count_macs(config)
 
 
 def test_backward_costs_twice_the_product():

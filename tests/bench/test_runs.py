@@ -74,10 +74,10 @@ def test_a_task_without_operators_is_all_python():
 @pytest.mark.slow
 def test_nearest_neighbours_are_the_same(monkeypatch):
     pytest.importorskip("sklearn")
-    monkeypatch.setattr(knn, "AMONG", 300)
-    monkeypatch.setattr(knn, "ASKED", 20)
+    monkeypatch.setattr(knn, "IMAGES", 300)
+    monkeypatch.setattr(knn, "QUERIES", 20)
     found = knn.run(ONCE, quiet)
-    assert found["same"] == {"cosine": pytest.approx(1), "euclid": pytest.approx(1)}
+    assert found["same"] == {"cosine": pytest.approx(1), "euclidean": pytest.approx(1)}
     assert [set(case["rows"]) for case in found["cases"]] == [{"vitrail", "scikit-learn"}] * 2
 
 

@@ -105,7 +105,7 @@ def test_an_include_is_filled_and_dedented() -> None:
 
 
 def test_an_include_brings_its_decorators() -> None:
-    assert build.code("vitrail/model/vit.py", "initialise").startswith("@torch.no_grad()\n")
+    assert build.code("vitrail/model/vit.py", "init_weights").startswith("@torch.no_grad()\n")
 
 
 def test_an_include_of_nothing_says_so() -> None:

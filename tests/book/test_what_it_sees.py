@@ -14,8 +14,8 @@ from book import build, corners, faithfulness, finder, gallery, seeing
 from tests.book.test_book import WEIGHTS, run
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
-from vitrail.insight.explain import METHODS
-from vitrail.insight.faithfulness import Faithfulness, judge
+from vitrail.insight.faithfulness import Faithfulness, compare_methods
+from vitrail.insight.methods import METHODS
 from vitrail.run.classifier import Classifier
 
 CHAPTER = build.ROOT / "book" / "what-it-sees.md"
@@ -68,7 +68,7 @@ def test_relevance_scores_as_told(shared: Path) -> None:
     """The other rows of the table come from the same lines; all five take minutes."""
     classifier = vitrail.load(shared / WEIGHTS)
     x = torch.stack([classifier.tensor(path) for path in faithfulness.some(shared / PHOTOS)])
-    measured = faithfulness.table(judge(classifier.model, x, ["relevance"])).splitlines()
+    measured = faithfulness.table(compare_methods(classifier.model, x, ["relevance"])).splitlines()
     stated = told(" ")
     assert measured[1].split()[:5] == stated[1].split()[:5]
     assert measured[-1] == stated[6]
@@ -85,7 +85,9 @@ def curves(*scores: float) -> Faithfulness:
     """A method with these scores: nothing is lost by deletion, so much gained by insertion."""
     flat = torch.tensor(scores)[:, None].expand(-1, 3)
     none = torch.zeros_like(flat)
-    return Faithfulness(shares=torch.linspace(0, 1, 3), deletion=none, insertion=flat, random=none)
+    return Faithfulness(
+        fractions=torch.linspace(0, 1, 3), deletion=none, insertion=flat, random=none
+    )
 
 
 def test_the_table_has_the_best_method_first() -> None:

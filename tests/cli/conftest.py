@@ -24,8 +24,8 @@ def call(capsys, *arguments):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """One run for all tests below."""
-    place = tmp_path_factory.mktemp("runs") / "digits"
+    path = tmp_path_factory.mktemp("runs") / "digits"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitrail.run.plan.TRIAL", 0.0)
-        main(["train", "digits", *FLAGS, "--out", str(place), "--json"])
-    return place
+        main(["train", "digits", *FLAGS, "--out", str(path), "--json"])
+    return path

@@ -65,36 +65,36 @@ def listing(folder):
 
 def test_json_has_the_promised_keys(fine, capsys):
     assert check(fine, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert set(KEYS) <= set(told)
-    assert told["images"] == 30 == sum(told["split"].values())
-    assert list(told["split"]) == ["train", "val", "test"]
-    assert told["classes"] == {"a": 15, "b": 15}
-    assert set(told["plan"]) == {"settings", "reasons"} and told["plan"]["reasons"]
+    document = json.loads(capsys.readouterr().out)
+    assert set(KEYS) <= set(document)
+    assert document["images"] == 30 == sum(document["split"].values())
+    assert list(document["split"]) == ["train", "val", "test"]
+    assert document["classes"] == {"a": 15, "b": 15}
+    assert set(document["plan"]) == {"settings", "reasons"} and document["plan"]["reasons"]
 
 
-def test_a_bad_folder_is_told_in_full_and_ends_with_one(tmp_path, capsys):
+def test_every_problem_of_a_bad_folder_is_reported_and_the_exit_code_is_one(tmp_path, capsys):
     folder = bad_folder(tmp_path / "bad")
     assert check(folder, "--json") == (
         "error: training on bad would fail: 5 images cannot be read; "
-        "mend or remove them, or train without them: --data.skip-broken"
+        "repair or remove them, or skip them with --data.skip-broken"
     )
-    told = json.loads(capsys.readouterr().out)
-    assert {"path": "train/cat/half.jpg", "why": "truncated"} in told["broken"]
-    assert told["leaks"] == [["test/cat/leak of 1.jpg", "train/cat/1.jpg"]]
-    assert told["conflicts"] == [[f"train/{HOSTILE}/conflict with 2.jpg", "train/cat/2.jpg"]]
-    assert told["near_leaks"] == [["test/cat/small 4.png", "train/cat/4.jpg"]]
-    assert len(told["near_duplicates"]) == 2
-    assert told["misnamed"] == [{"path": "train/cat/gif.jpg", "kind": "GIF"}]
+    document = json.loads(capsys.readouterr().out)
+    assert {"path": "train/cat/half.jpg", "why": "truncated"} in document["broken"]
+    assert document["leaks"] == [["test/cat/leak of 1.jpg", "train/cat/1.jpg"]]
+    assert document["conflicts"] == [[f"train/{HOSTILE}/conflict with 2.jpg", "train/cat/2.jpg"]]
+    assert document["near_leaks"] == [["test/cat/small 4.png", "train/cat/4.jpg"]]
+    assert len(document["near_duplicates"]) == 2
+    assert document["misnamed"] == [{"path": "train/cat/gif.jpg", "kind": "GIF"}]
 
 
 def test_broken_images_may_be_skipped(tmp_path, capsys):
     folder = bad_folder(tmp_path / "bad")
     assert check(folder, "--data.skip-broken") == 0
-    assert "Broken: 5 images cannot be read" in capsys.readouterr().out
+    assert "Broken images: 5 images cannot be read" in capsys.readouterr().out
 
 
-def test_the_summary_names_what_was_found(tmp_path, capsys):
+def test_the_summary_lists_the_findings(tmp_path, capsys):
     check(bad_folder(tmp_path / "bad"))
     printed = capsys.readouterr().out
     for words in (
@@ -107,7 +107,7 @@ def test_the_summary_names_what_was_found(tmp_path, capsys):
         assert words in printed
 
 
-def test_no_name_reaches_the_terminal_raw(tmp_path, capsys):
+def test_names_are_escaped_before_they_reach_the_terminal(tmp_path, capsys):
     folder = class_folders(tmp_path / "x", {"a": 9, "[red]b[/red]": 9} | {"\x1b[31mc": 9})
     put(folder / "a" / "\x1b[2J\udcff[bold].png", b"")
     check(folder)
@@ -116,7 +116,7 @@ def test_no_name_reaches_the_terminal_raw(tmp_path, capsys):
     assert r"a/\x1b[2J\udcff[bold].png: empty file" in printed
 
 
-def test_long_lists_are_cut_and_counted(fine, capsys):
+def test_long_lists_are_truncated_and_counted(fine, capsys):
     for number in range(25):
         put(fine / "a" / f"broken {number}.jpg", f"no image {number}".encode())
     check(fine)
@@ -129,24 +129,24 @@ def test_long_lists_are_cut_and_counted(fine, capsys):
     ("make", "words"),
     [
         (lambda root: root.mkdir(), "no images in"),
-        (lambda root: class_folders(root, {"only": 5}), "one class only"),
+        (lambda root: class_folders(root, {"only": 5}), "has only one class"),
         (lambda root: class_folders(root, {"a": 5, "b": 2}), "class 'b' has 2 different images"),
     ],
     ids=["empty", "one class", "two images"],
 )
-def test_a_set_that_cannot_be_opened_is_one_line_and_one(tmp_path, capsys, make, words):
+def test_data_that_cannot_be_opened_is_one_line_and_exit_code_one(tmp_path, capsys, make, words):
     make(tmp_path / "x")
     ended = check(tmp_path / "x", "--json")
     assert ended.startswith("error: ") and words in ended and "\n" not in ended
     assert capsys.readouterr().out == ""
 
 
-def test_a_set_that_no_recipe_fits_ends_with_one(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("vitrail.run.build.FEWEST", 1000)
+def test_data_without_a_possible_recipe_exits_with_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vitrail.run.build.MIN_PATCHES", 1000)
     class_folders(tmp_path / "x", {"a": 20, "b": 20})
     ended = check(tmp_path / "x", "--json")
-    told = json.loads(capsys.readouterr().out)
-    assert told["plan"]["error"] in ended and "would fail" in ended
+    document = json.loads(capsys.readouterr().out)
+    assert document["plan"]["error"] in ended and "would fail" in ended
 
 
 def test_nothing_in_the_data_is_written(tmp_path, capsys):
@@ -157,9 +157,9 @@ def test_nothing_in_the_data_is_written(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("flag", ["--out", "--augmented"])
-def test_what_would_be_written_into_the_data_is_refused(fine, capsys, flag):
+def test_outputs_inside_the_data_are_refused(fine, capsys, flag):
     before = listing(fine)
-    assert "never written to" in check(fine, flag, fine / "a" / "new.png")
+    assert "never changes" in check(fine, flag, fine / "a" / "new.png")
     assert listing(fine) == before
 
 
@@ -167,8 +167,8 @@ def test_an_image_of_a_table_is_not_overwritten(fine, capsys):
     rows = [f"{label}/{number}.jpg,{label}" for label in "ab" for number in range(15)]
     (fine / "images.csv").write_text("path,label\n" + "\n".join(rows))
     before = listing(fine)
-    assert "never changed" in check(fine / "images.csv", "--out", fine / "a" / "3.jpg")
-    assert "never changed" in check(fine / "images.csv", "--out", fine / "images.csv")
+    assert "never changes" in check(fine / "images.csv", "--out", fine / "a" / "3.jpg")
+    assert "never changes" in check(fine / "images.csv", "--out", fine / "images.csv")
     assert listing(fine) == before
     assert check(fine / "images.csv", "--out", fine / "page.html") == 0
 
@@ -177,7 +177,7 @@ def test_the_page_is_one_file(fine, tmp_path, capsys):
     assert check(fine, "--out", tmp_path / "deep" / "page.html") == 0
     html = (tmp_path / "deep" / "page.html").read_text()
     assert html.rstrip().endswith("</html>")
-    assert "Training would work." in html and "What the model will see" in html
+    assert "Training would work." in html and "Augmented training images" in html
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["page.html"]
 
 
@@ -187,30 +187,30 @@ def test_the_sheet_is_a_png_of_eight_columns(fine, tmp_path, capsys):
     assert image.format == "PNG" and image.width > 8 * 64 and image.height > 8 * 64
 
 
-def test_a_sheet_by_another_name_is_refused(fine, tmp_path):
-    assert "is a PNG" in check(fine, "--augmented", tmp_path / "sheet.jpg")
+def test_a_sheet_that_is_not_named_png_is_refused(fine, tmp_path):
+    assert "that ends in .png" in check(fine, "--augmented", tmp_path / "sheet.jpg")
 
 
-def test_fewer_than_no_workers_are_refused(fine):
+def test_a_negative_number_of_workers_is_refused(fine):
     with pytest.raises(SystemExit, match="workers is -1"):
         main(["check", str(fine), "--workers", "-1"])
 
 
-def test_one_image_of_four_channels_does_not_decide_on_the_model(fine, tmp_path, capsys):
+def test_one_image_with_four_channels_does_not_change_the_model(fine, tmp_path, capsys):
     for split in ("train", "val"):
         shutil.copytree(fine, tmp_path / "x" / split)
     put(tmp_path / "x" / "train" / "a" / "odd.npy", npy(np.zeros((90, 120, 4), np.uint8)))
     flags = ("--data.skip-broken", "--json", "--out", tmp_path / "page.html")
     assert check(tmp_path / "x", *flags) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["broken"] == [{"path": "train/a/odd.npy", "why": "4 channels; wanted 3"}]
-    assert told["plan"]["settings"]["vit"]["channels"] == 3
+    document = json.loads(capsys.readouterr().out)
+    assert document["broken"] == [{"path": "train/a/odd.npy", "why": "4 channels; wanted 3"}]
+    assert document["plan"]["settings"]["vit"]["channels"] == 3
 
 
-def test_a_folder_whose_path_is_no_text_ends_with_one_as_in_training(fine, tmp_path, capsys):
+def test_a_folder_whose_path_is_not_utf8_exits_with_one_as_in_training(fine, tmp_path, capsys):
     folder = fine.rename(tmp_path / "\udcff")
-    assert "is no UTF-8 text; rename it" in check(folder, "--json")
-    assert "is no UTF-8 text" in json.loads(capsys.readouterr().out)["plan"]["error"]
+    assert "is not valid UTF-8; rename it" in check(folder, "--json")
+    assert "is not valid UTF-8" in json.loads(capsys.readouterr().out)["plan"]["error"]
 
 
 def test_tar_shards_are_examined(tmp_path, capsys):
@@ -220,25 +220,25 @@ def test_tar_shards_are_examined(tmp_path, capsys):
         members[f"{number:03}.cls"] = str(number % 2).encode()
     tar(tmp_path / "shards" / "data-000.tar", members)
     check(tmp_path / "shards", "--json")
-    told = json.loads(capsys.readouterr().out)
-    assert (told["images"], told["broken"]) == (40, [])
-    assert told["duplicates"] == [
+    document = json.loads(capsys.readouterr().out)
+    assert (document["images"], document["broken"]) == (40, [])
+    assert document["duplicates"] == [
         ["data-000.tar:000", "data-000.tar:038"],
         ["data-000.tar:001", "data-000.tar:039"],
     ]
 
 
-def test_a_built_in_set_is_examined(capsys):
+def test_a_built_in_data_set_is_examined(capsys):
     assert check("digits", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["images"], told["channels"], told["kinds"]) == (
+    document = json.loads(capsys.readouterr().out)
+    assert (document["images"], document["channels"], document["kinds"]) == (
         1797,
         {"1": 1797},
         {"pixels": 1797},
     )
 
 
-def test_help_does_not_wait_for_torch():
+def test_help_does_not_import_torch():
     code = (
         "import sys\nfrom vitrail.cli.main import run\n"
         "try:\n    run(['check', '--help'])\nexcept SystemExit:\n    pass\n"
@@ -248,7 +248,7 @@ def test_help_does_not_wait_for_torch():
 
 
 @pytest.mark.slow
-def test_words_and_numbers_go_where_they_belong(fine):
+def test_json_goes_to_stdout_and_nothing_to_stderr(fine):
     done = subprocess.run(
         [sys.executable, "-m", "vitrail", "check", str(fine), "--json"],
         capture_output=True,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.zoo import samples
-from vitrail.zoo.load import load
+from vitrail.zoo.load import load_weights
 
 
 def vitrail(*arguments):
@@ -25,19 +25,19 @@ def test_convert_prints_the_promised_keys_and_writes_what_loads(tmp_path):
     done = vitrail(
         "convert", tmp_path / "in.pth", "--to", "timm", "--out", tmp_path / "out", *FLAGS, "--json"
     )
-    said = json.loads(done.stdout)
-    keys = ["source", "target", "format", "loaded", "resized", "adapted", "left_out", "told"]
-    assert list(said) == keys
-    assert (said["loaded"], said["target"]) == (
+    document = json.loads(done.stdout)
+    keys = ["source", "target", "format", "loaded", "resized", "adapted", "left_out", "assumed"]
+    assert list(document) == keys
+    assert (document["loaded"], document["target"]) == (
         len(samples.tensors("timm-cls")),
         str(tmp_path / "out"),
     )
-    samples.equal(load(tmp_path / "out").model, "timm-cls")
-    assert "heads 3: said by a flag" in done.stderr
+    samples.equal(load_weights(tmp_path / "out").model, "timm-cls")
+    assert "heads 3: as requested" in done.stderr
 
 
 @pytest.mark.slow
-def test_what_happened_to_the_weights_is_told_in_words(tmp_path):
+def test_changes_to_the_weights_are_printed(tmp_path):
     torch.save(samples.tensors("timm-cls"), tmp_path / "in.pth")
     more = ["--vit.classes", "4", "--vit.depth", "1"]
     target = ["--to", "vitrail", "--out", tmp_path / "out.safetensors"]
@@ -48,7 +48,7 @@ def test_what_happened_to_the_weights_is_told_in_words(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_hostile_file_is_one_line_and_exit_one(tmp_path):
+def test_a_hostile_file_is_one_line_and_exit_code_one(tmp_path):
     (tmp_path / "bad.pth").write_bytes(b"\x80\x02cos\nsystem\n.")
     done = vitrail("convert", tmp_path / "bad.pth", "--to", "timm", "--out", tmp_path / "out")
     assert done.returncode == 1 and done.stdout == ""
@@ -67,7 +67,7 @@ def test_the_table_of_weights_has_the_promised_keys_without_torch():
     assert all(keys < set(row) and row["licence"] for row in rows)
 
 
-def test_the_table_of_weights_as_a_table_has_whole_names():
+def test_the_table_of_weights_prints_whole_names():
     done = vitrail("models", "--weights")
     assert "hf:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k" in done.stdout
     assert "75.5%" in done.stdout

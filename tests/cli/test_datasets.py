@@ -31,7 +31,7 @@ def test_json_has_the_promised_keys(capsys):
     }
 
 
-def test_a_set_is_present_once_its_files_are_there(tmp_path, capsys):
+def test_a_data_set_is_present_if_its_files_exist(tmp_path, capsys):
     (tmp_path / "cifar100").mkdir()
     (tmp_path / "cifar100" / "cifar-100-binary.tar.gz").touch()
     main(["datasets", "--json"])
@@ -40,14 +40,14 @@ def test_a_set_is_present_once_its_files_are_there(tmp_path, capsys):
     assert not any(found.values())
 
 
-def test_the_table_names_every_set_and_the_folder(tmp_path, capsys):
+def test_the_table_lists_every_data_set_and_the_folder(tmp_path, capsys):
     main(["datasets"])
     printed = capsys.readouterr().out
     for name in ("digits", "fashion-mnist", "cifar100", "imagenette", "imagenet10", str(tmp_path)):
         assert name in printed
 
 
-def test_the_list_waits_for_neither_torch_nor_numpy():
+def test_the_list_imports_neither_torch_nor_numpy():
     code = (
         "import sys; from vitrail.cli.main import run; run(['datasets', '--json']); "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"

@@ -22,16 +22,16 @@ NAMES = ["tench", "sturgeon, great", "eel", "3", "coho"]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Pictures of few dots: what is in them is tested elsewhere."""
-    monkeypatch.setattr("vitrail.insight.draw.DPI", 20)
-    monkeypatch.setattr("vitrail.insight.draw.png.__defaults__", (20,))
+    monkeypatch.setattr("vitrail.insight.canvas.DPI", 20)
+    monkeypatch.setattr("vitrail.insight.canvas.render_png.__defaults__", (20,))
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    place = tmp_path_factory.mktemp("models") / "fish.safetensors"
-    view = {"size": 16, "crop": 1.0, "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
-    save_model(place, small(), {"classes": NAMES, "preprocess": {**view, "channels": 3}})
-    return place
+    root = tmp_path_factory.mktemp("models") / "fish.safetensors"
+    settings = {"size": 16, "crop": 1.0, "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
+    save_model(root, small(), {"classes": NAMES, "preprocess": {**settings, "channels": 3}})
+    return root
 
 
 @pytest.fixture
@@ -55,16 +55,18 @@ def inside(folder):
 
 def test_each_image_has_a_folder_and_all_have_a_page(capsys, model, pictures):
     out = pictures / "out"
-    code, told, _ = explain(capsys, model, pictures / "a" / "x y.png", pictures / "b", "--out", out)
-    assert code == 0 and len(told.splitlines()) == 2
+    code, printed, _ = explain(
+        capsys, model, pictures / "a" / "x y.png", pictures / "b", "--out", out
+    )
+    assert code == 0 and len(printed.splitlines()) == 2
     assert inside(out) == ["index.html", "x_y", "x_y-2"]
     assert inside(out / "x_y") == SINGLE
 
 
 def test_json_names_every_file(capsys, model, pictures):
     out = pictures / "out"
-    code, told, _ = explain(capsys, model, pictures / "b", "--out", out, "--json", "--npz")
-    line = json.loads(told)
+    code, printed, _ = explain(capsys, model, pictures / "b", "--out", out, "--json", "--npz")
+    line = json.loads(printed)
     assert code == 0 and list(line) == ["path", "label", "probability", "files"]
     written = {str(path) for path in out.rglob("*.*")}
     assert set(line["files"]) == written and f"{out}/x_y/arrays.npz" in written
@@ -72,19 +74,32 @@ def test_json_names_every_file(capsys, model, pictures):
     assert (line["label"], line["probability"]) == (found.label, pytest.approx(found.probability))
 
 
-def test_a_bad_image_is_told_and_the_others_go_on(capsys, model, pictures):
-    code, told, _ = explain(
+def test_the_probability_is_calibrated_unless_raw_is_given(capsys, model, pictures, tmp_path):
+    from vitrail.zoo.file import load_model
+
+    weights, metadata = load_model(model)
+    path = tmp_path / "calibrated.safetensors"
+    save_model(path, weights, {**metadata, "temperature": 3.0})
+    for flags, raw in (((), False), (("--raw",), True)):
+        out = tmp_path / f"out-{raw}"
+        _, printed, _ = explain(capsys, path, pictures / "b", "--out", out, "--json", *flags)
+        expected = vitrail.load(path).predict(pictures / "b" / "x y.png", raw=raw).probability
+        assert json.loads(printed)["probability"] == pytest.approx(expected)
+
+
+def test_a_bad_image_is_reported_and_the_others_are_explained(capsys, model, pictures):
+    code, printed, _ = explain(
         capsys, model, pictures / "a", pictures / "gone.jpg", "--out", pictures / "out", "--json"
     )
-    lines = [json.loads(line) for line in told.splitlines()]
+    lines = [json.loads(line) for line in printed.splitlines()]
     assert code == 1
     assert ["error" in line for line in lines] == [True, False, True]
     assert inside(pictures / "out") == ["index.html", "x_y"]
 
 
-def test_errors_are_told_on_stderr(capsys, model, pictures):
-    code, told, err = explain(capsys, model, pictures / "gone.jpg", "--out", pictures / "out")
-    assert code == 1 and told == ""
+def test_errors_go_to_stderr(capsys, model, pictures):
+    code, printed, err = explain(capsys, model, pictures / "gone.jpg", "--out", pictures / "out")
+    assert code == 1 and printed == ""
     assert f"error: {pictures}/gone.jpg: no such file" in err
 
 
@@ -94,10 +109,10 @@ def test_nothing_is_ever_overwritten(capsys, model, pictures, monkeypatch):
         explain(capsys, model, "b")
     assert inside(pictures / "explained") == ["fish.safetensors-1", "fish.safetensors-2"]
     code, _, _ = explain(capsys, model, "b", "--out", pictures / "a")
-    assert code == f"error: {pictures}/a exists and is no empty folder; choose another --out"
+    assert code == f"error: {pictures}/a already exists and is not empty; choose another --out"
 
 
-def test_chosen_layers_get_pictures_of_their_own(capsys, model, pictures):
+def test_each_requested_layer_gets_its_own_figure(capsys, model, pictures):
     out = pictures / "out"
     code, _, _ = explain(
         capsys, model, pictures / "b", "--out", out, "--layers", "0", "-1", "--heads", "-1"
@@ -109,49 +124,49 @@ def test_chosen_layers_get_pictures_of_their_own(capsys, model, pictures):
 @pytest.mark.parametrize(
     ("name", "index"), [("EEL", 2), ("great", 1), ("3", 3), ("4", 4), ("sturgeon, great", 1)]
 )
-def test_a_class_is_known_by_its_names_and_its_number(model, name, index):
+def test_a_class_is_found_by_its_names_and_its_index(model, name, index):
     assert vitrail.load(model).index(name) == index
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "message"),
     [
         (("--class", "tensh"), "there is no class 'tensh'; the nearest are 'tench'"),
         (("--class", "17"), "no such class: 17; give 0 to 4"),
-        (("--layers", "7"), "no such layers: [7]; give numbers from 0 to 2, or from -1 down"),
-        (("--heads", "3"), "no such heads: [3]; give numbers from 0 to 2, or from -1 down"),
-        (("--device", "abacus"), "device abacus cannot be used"),
+        (("--layers", "7"), "no such layers: [7]; give indices from 0 to 2, or from -1 down"),
+        (("--heads", "3"), "no such heads: [3]; give indices from 0 to 2, or from -1 down"),
+        (("--device", "abacus"), "cannot use device abacus"),
     ],
 )
-def test_wrong_wishes_are_one_line(capsys, model, pictures, flags, words):
-    code, told, _ = explain(capsys, model, pictures / "b", "--out", pictures / "out", *flags)
-    assert code.startswith(f"error: {words}") and told == ""
+def test_a_wrong_option_is_one_line(capsys, model, pictures, flags, message):
+    code, printed, _ = explain(capsys, model, pictures / "b", "--out", pictures / "out", *flags)
+    assert code.startswith(f"error: {message}") and printed == ""
     assert not list((pictures / "out").glob("*"))
 
 
-def test_the_class_asked_for_is_explained(capsys, model, pictures):
+def test_the_requested_class_is_explained(capsys, model, pictures):
     out = pictures / "out"
     explain(capsys, model, pictures / "b", "--out", out, "--class", "coho", "--npz")
     with np.load(out / "x_y" / "arrays.npz", allow_pickle=False) as read:
         assert read["target"] == "coho" and str(read["method"]) in ("relevance", "gradient-rollout")
 
 
-def test_occlusion_is_drawn_when_it_is_asked_for(capsys, model, pictures):
+def test_occlusion_is_drawn_on_request(capsys, model, pictures):
     out = pictures / "out"
     explain(capsys, model, pictures / "b", "--out", out, "--method", "occlusion")
     assert "occlusion.png" in inside(out / "x_y")
 
 
-def test_without_images_it_draws_what_was_learned(capsys, model, tmp_path, caplog):
+def test_without_images_it_draws_what_the_model_learned(capsys, model, tmp_path, caplog):
     with caplog.at_level("INFO"):
-        code, told, _ = explain(capsys, model, "--out", tmp_path / "out", "--json")
+        code, printed, _ = explain(capsys, model, "--out", tmp_path / "out", "--json")
     assert code == 0
     names = [f"{tmp_path}/out/{name}.png" for name in ("positions", "filters")]
-    assert json.loads(told) == {"model": str(model), "files": names}
-    assert "give some, with --learned" in caplog.text
+    assert json.loads(printed) == {"model": str(model), "files": names}
+    assert "give some with `learned=True`" in caplog.text
 
 
-def test_images_tell_what_was_learned(capsys, model, pictures):
+def test_learned_properties_are_measured_on_given_images(capsys, model, pictures):
     out = pictures / "out"
     code, _, _ = explain(capsys, model, pictures / "b", "--out", out, "--learned", "--npz")
     assert code == 0
@@ -161,29 +176,29 @@ def test_images_tell_what_was_learned(capsys, model, pictures):
         assert read["attention_entropy"].shape == (3, 3)
 
 
-def test_a_run_brings_its_own_images(capsys, tmp_path):
-    place = tmp_path / "digits.safetensors"
-    view = {"size": 8, "crop": 1.0, "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
-    facts = {"classes": [str(n) for n in range(10)], "preprocess": {**view, "channels": 1}}
+def test_a_run_uses_its_own_validation_images(capsys, tmp_path):
+    root = tmp_path / "digits.safetensors"
+    settings = {"size": 8, "crop": 1.0, "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
+    metadata = {"classes": [str(n) for n in range(10)], "preprocess": {**settings, "channels": 1}}
     tiny = small("grey", image=8, patch=2, classes=10)
-    save_model(place, tiny, {**facts, "data": {"name": "digits", "source": "digits"}})
-    code, told, _ = explain(capsys, place, "--out", tmp_path / "out")
-    assert code == 0 and len(told.splitlines()) == 6
+    save_model(root, tiny, {**metadata, "data": {"name": "digits", "source": "digits"}})
+    code, printed, _ = explain(capsys, root, "--out", tmp_path / "out")
+    assert code == 0 and len(printed.splitlines()) == 6
 
 
-def test_a_model_with_nan_is_told_in_one_line(capsys, model, pictures, tmp_path):
+def test_a_model_with_nan_is_one_line(capsys, model, pictures, tmp_path):
     broken = small()
     broken.head.weight.data[0] = float("nan")
-    view = {"size": 16, "mean": [0.5], "std": [0.5], "channels": 3}
-    save_model(tmp_path / "nan.safetensors", broken, {"classes": NAMES, "preprocess": view})
+    settings = {"size": 16, "mean": [0.5], "std": [0.5], "channels": 3}
+    save_model(tmp_path / "nan.safetensors", broken, {"classes": NAMES, "preprocess": settings})
     code, _, _ = explain(
         capsys, tmp_path / "nan.safetensors", pictures / "b", "--out", pictures / "o"
     )
-    assert "hold NaN or infinity in head.weight; load other weights" in code
+    assert "contain NaN or infinity in head.weight; load other weights" in code
     assert inside(pictures / "o") == []
 
 
-def test_pictures_are_written_whole_or_not_at_all(capsys, model, pictures, monkeypatch):
+def test_figures_are_written_completely_or_not_at_all(capsys, model, pictures, monkeypatch):
     write = Path.write_bytes
 
     def full(path, content):
@@ -200,17 +215,17 @@ def test_pictures_are_written_whole_or_not_at_all(capsys, model, pictures, monke
 @pytest.mark.parametrize(
     ("name", "folder"), [("..", "image"), ("a/../b", "a_.._b"), ("日本 1", "日本_1"), ("", "image")]
 )
-def test_names_of_folders_stay_where_they_belong(name, folder):
-    assert verb.plain(name) == folder
+def test_folder_names_cannot_escape_the_output_folder(name, folder):
+    assert verb.safe_name(name) == folder
 
 
 @pytest.mark.slow
-def test_the_explanation_lies_on_the_bird(shared):
+def test_the_explanation_highlights_the_bird(shared):
     """0023: a kite in an empty sky."""
     classifier = vitrail.load(shared / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k")
     torch.set_num_threads(1)
     one = classifier.explain(shared / "data" / "imagenet-val-300" / "0023.jpg")
-    hottest = np.argsort(one.heat.flatten())[-10:]
+    hottest = np.argsort(one.heatmap.flatten())[-10:]
     assert one.top[0][0] == "kite"
-    assert all(3 <= place // 14 < 8 and 3 <= place % 14 < 11 for place in hottest.tolist())
+    assert all(3 <= root // 14 < 8 and 3 <= root % 14 < 11 for root in hottest.tolist())
     assert one.scores[one.method] > 0.2

@@ -1,13 +1,21 @@
-"""Flags of settings: what is asked for reaches the recipe, however it is written."""
+"""Flags of settings: what the command line gives reaches the recipe, however it is written."""
+
+from typing import get_type_hints
 
 import pytest
 
+import vitrail
+from vitrail.cli.flags import CHOSEN_SECTIONS, CHOSEN_SETTINGS
 from vitrail.cli.main import main
-from vitrail.run import run
+from vitrail.data.config import Preprocess
+from vitrail.run import auto
+from vitrail.run.recipe import flatten_settings
+from vitrail.run.result import Run
+from vitrail.zoo.presets import preset
 
 
 @pytest.mark.parametrize(
-    ("words", "asked"),
+    ("flags", "settings"),
     [
         (["--data.skip-broken"], {"data": {"skip_broken": True}}),
         (["--data.skip_broken"], {"data": {"skip_broken": True}}),
@@ -19,13 +27,42 @@ from vitrail.run import run
         ([], {}),
     ],
 )
-def test_what_is_asked_for_is_changed_and_nothing_else(monkeypatch, words, asked):
-    told = {}
+def test_only_given_settings_are_changed(monkeypatch, flags, settings):
+    given = {}
 
-    def train(source, **settings):
-        told.update(settings)
-        return run.Run(folder=None, metrics={}, first=False)
+    def train(data, **arguments):
+        given.update(arguments)
+        return Run(folder=None, metrics={}, is_leader=False)
 
-    monkeypatch.setattr(run, "train", train)
-    main(["train", "digits", *words])
-    assert told["changes"] == asked
+    monkeypatch.setattr(vitrail, "train", train, raising=False)
+    main(["train", "digits", *flags])
+    assert given["settings"] == settings
+
+
+def test_help_names_exactly_the_settings_that_are_chosen_from_the_data():
+    chosen = set()
+    for images in (64, 100_000):
+        summary = auto.DataSummary(images=images, classes=5, side=64, channels=3, imbalance=5.0)
+        vit = preset("Ti/16")
+        for choice in (
+            auto.choose_from_scratch(summary),
+            auto.choose_from_scratch(summary, epochs=5),
+            auto.choose_fine_tuning(summary, "Ti/16", vit, Preprocess(), None),
+        ):
+            chosen |= set(flatten_settings(choice.settings))
+    sections = tuple(f"{section}." for section in CHOSEN_SECTIONS)
+    assert {name for name in chosen if not name.startswith(sections)} - {"model"} == CHOSEN_SETTINGS
+
+
+def test_choices_are_those_of_the_python_functions():
+    from vitrail.cli import convert, evaluate, head
+    from vitrail.heads.features import FeatureKind
+    from vitrail.run.evaluate import EvaluationSplit
+    from vitrail.zoo.convert import Target
+
+    for verb, name, choices in (
+        (convert.convert, "to", Target),
+        (evaluate.evaluate, "split", EvaluationSplit | None),
+        (head.head, "features", FeatureKind),
+    ):
+        assert get_type_hints(verb)[name] == choices

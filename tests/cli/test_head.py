@@ -15,11 +15,11 @@ from tests.data.samples import write
 from tests.heads.samples import tiny
 from vitrail.cli.main import main
 from vitrail.data.open import open_data
-from vitrail.data.source import indices
-from vitrail.heads import keep
-from vitrail.heads.features import Extractor
+from vitrail.data.source import split_indices
+from vitrail.heads.features import FeatureExtractor
+from vitrail.heads.file import read_head_file, write_head_file
 from vitrail.heads.kinds import KINDS
-from vitrail.run.head import beside
+from vitrail.run.head_comparison import default_head_path
 
 
 @pytest.fixture(autouse=True)
@@ -30,21 +30,21 @@ def cache(tmp_path_factory, monkeypatch):
 @pytest.fixture(scope="module")
 def kept(folder, tmp_path_factory):
     """The run with a head beside its model."""
-    place = tmp_path_factory.mktemp("headed") / "digits"
-    shutil.copytree(folder, place)
+    root = tmp_path_factory.mktemp("headed") / "digits"
+    shutil.copytree(folder, root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITRAIL_CACHE", str(tmp_path_factory.getbasetemp() / "head-cache"))
-        main(["head", str(place), "digits", "--kind", "knn", "nearest-mean", "--json"])
-    return place
+        main(["head", str(root), "digits", "--kind", "knn", "nearest-mean", "--json"])
+    return root
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """The folder that commands are called in."""
-    place = tmp_path / "here"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    return place
+    root = tmp_path / "here"
+    root.mkdir()
+    monkeypatch.chdir(root)
+    return root
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def other(folder, tmp_path):
     """The same model with one weight changed, in a file beside which there is nothing."""
     from vitrail.zoo.file import load_model, save_model
 
-    model, facts = load_model(folder / "model.safetensors")
+    model, metadata = load_model(folder / "model.safetensors")
     model.norm.bias.data[0] += 1
     (tmp_path / "other").mkdir()
-    save_model(tmp_path / "other" / "other.safetensors", model, facts)
+    save_model(tmp_path / "other" / "other.safetensors", model, metadata)
     return tmp_path / "other" / "other.safetensors"
 
 
@@ -74,16 +74,16 @@ def test_a_table_of_heads_as_json(capsys, folder, tmp_path):
     assert (tmp_path / "h.skops").is_file()
 
 
-def test_features_of_cls_can_be_asked_for(capsys, folder, tmp_path):
+def test_cls_features_can_be_requested(capsys, folder, tmp_path):
     from vitrail.zoo.file import load_model, save_model
 
-    model, (_, facts) = tiny(), load_model(folder / "model.safetensors")
+    model, (_, metadata) = tiny(), load_model(folder / "model.safetensors")
     path = tmp_path / "cls.safetensors"
-    save_model(path, model, {**facts, "vit": vars(model.config)})
+    save_model(path, model, {**metadata, "vit": vars(model.config)})
     arguments = ("--kind", "nearest-mean", "--features", "cls", "--out", tmp_path / "h.skops")
     code, out, _ = call(capsys, "head", path, "digits", *arguments, "--json")
     assert code == 0 and json.loads(out)[0]["accuracy"] > 0.3
-    assert keep.load(tmp_path / "h.skops").features.what == "cls"
+    assert read_head_file(tmp_path / "h.skops").features.kind == "cls"
 
 
 @pytest.mark.slow
@@ -94,50 +94,50 @@ def test_all_kinds_beat_chance_on_digits(capsys, folder, tmp_path):
     assert min(row["accuracy"] for row in rows) > 0.6
 
 
-def test_the_best_head_lies_beside_the_model(kept):
+def test_the_best_head_is_saved_beside_the_model(kept):
     assert (kept / "head.skops").is_file()
 
 
-def test_evaluate_takes_a_head(capsys, folder, tmp_path):
+def test_evaluate_accepts_a_head(capsys, folder, tmp_path):
     path = tmp_path / "h.skops"
     _, out, _ = call(
         *(capsys, "head", folder, "digits", "--kind", "nearest-mean", "--json"),
         *("--layers", "0", "--features", "average", "--out", path),
     )
-    told = json.loads(out)[0]["accuracy"]
+    expected = json.loads(out)[0]["accuracy"]
     _, out, _ = call(capsys, "evaluate", folder, "digits", "--json")
     own = json.loads(out)["accuracy"]
     _, out, _ = call(capsys, "evaluate", folder, "digits", "--head", path, "--json")
     numbers = json.loads(out)
     source = open_data("digits")
-    assert numbers["split"] == "test" and numbers["images"] == len(indices(source, "test"))
-    assert numbers["accuracy"] == pytest.approx(told) and told != pytest.approx(own)
+    assert numbers["split"] == "test" and numbers["images"] == len(split_indices(source, "test"))
+    assert numbers["accuracy"] == pytest.approx(expected) and expected != pytest.approx(own)
     assert numbers["classes"] == list(source.classes)
 
 
-def test_predict_takes_a_head(capsys, kept, tmp_path):
+def test_predict_accepts_a_head(capsys, kept, tmp_path):
     from PIL import Image
 
     source = open_data("digits")
     for index in range(4):
         Image.fromarray(source[index].content[:, :, 0]).save(tmp_path / f"{index}.png")
-    found, path = keep.load(kept), tmp_path / "named.skops"
-    keep.save(path, replace(found, classes=tuple(f"{name}!" for name in found.classes)))
+    found, path = read_head_file(kept), tmp_path / "named.skops"
+    write_head_file(path, replace(found, classes=tuple(f"{name}!" for name in found.classes)))
     _, out, _ = call(capsys, "predict", kept, tmp_path, "--head", path, "--json")
-    said = [json.loads(line) for line in out.splitlines()]
-    assert [one["label"] for one in said] == [f"{one['index']}!" for one in said]
-    assert len(said) == 4 and all(0 < one["probability"] <= 1 for one in said)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [one["label"] for one in lines] == [f"{one['index']}!" for one in lines]
+    assert len(lines) == 4 and all(0 < one["probability"] <= 1 for one in lines)
 
 
-def test_beside_a_lone_model_file_too(capsys, other, here):
+def test_a_head_is_saved_beside_a_lone_model_file(capsys, other, here):
     _, out, _ = call(capsys, "head", other, "digits", "--kind", "nearest-mean")
-    assert f"kept in {other.parent / 'head.skops'}" in out
+    assert f"saved in {other.parent / 'head.skops'}" in out
     assert (other.parent / "head.skops").is_file() and list(here.iterdir()) == []
 
 
-def test_here_if_nothing_can_be_written_beside_the_model(other, here, monkeypatch):
+def test_a_head_is_saved_here_if_the_folder_of_the_model_is_not_writable(other, here, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert beside(other) == Path("head.skops")
+    assert default_head_path(other) == Path("head.skops")
 
 
 def test_a_head_of_other_weights_is_refused(capsys, kept, other):
@@ -147,8 +147,8 @@ def test_a_head_of_other_weights_is_refused(capsys, kept, other):
 
 @pytest.fixture
 def no_features(monkeypatch):
-    """Nothing is computed before a mistake is told."""
-    monkeypatch.setattr(Extractor, "examples", None)
+    """Mistakes are reported before any features are computed."""
+    monkeypatch.setattr(FeatureExtractor, "extract_split", None)
 
 
 @pytest.mark.usefixtures("no_features")
@@ -156,10 +156,10 @@ def test_a_head_of_other_weights_is_not_replaced(capsys, kept, other):
     path = kept / "head.skops"
     before = path.read_bytes()
     code, _, _ = call(capsys, "head", other, "digits", "--out", path)
-    assert "is a head of other weights; remove it, or give another --out" in code
+    assert "is a head of other weights; remove it, or choose another --out" in code
     shutil.copy(path, other.parent)
     code, _, _ = call(capsys, "head", other, "digits")
-    assert "is a head of other weights; remove it, or give another --out" in code
+    assert "is a head of other weights; remove it, or choose another --out" in code
     assert path.read_bytes() == before == (other.parent / "head.skops").read_bytes()
 
 
@@ -167,52 +167,52 @@ def test_an_earlier_head_of_the_same_weights_is_replaced(capsys, folder, tmp_pat
     path = tmp_path / "h.skops"
     for kind in ("knn", "nearest-mean"):
         code, _, _ = call(capsys, "head", folder, "digits", "--kind", kind, "--out", path)
-        assert code == 0 and keep.load(path).kind == kind
+        assert code == 0 and read_head_file(path).kind == kind
 
 
 @pytest.mark.usefixtures("no_features")
-def test_what_is_no_head_is_not_written_over(capsys, other):
+def test_files_that_are_not_heads_are_not_overwritten(capsys, other):
     before = other.read_bytes()
     code, _, _ = call(capsys, "head", other, "digits", "--out", other)
-    assert "exists and is no readable head; remove it, or give another --out" in code
+    assert "already exists and is not a readable head; remove it, or choose another --out" in code
     assert other.read_bytes() == before
     code, _, _ = call(capsys, "head", other, "digits", "--out", other.parent)
     assert "is a folder; give the name of a file" in code
 
 
 @pytest.mark.usefixtures("no_features")
-def test_a_head_is_not_written_among_the_images(capsys, folder, tmp_path):
+def test_a_head_is_not_saved_inside_the_data(capsys, folder, tmp_path):
     for label in ("a", "b"):
         for number in range(3):
             write(tmp_path / "photos" / label / f"{number}.png", number)
     for name in ("0.png", "head.skops"):
         out = tmp_path / "photos" / "a" / name
         code, _, _ = call(capsys, "head", folder, tmp_path / "photos", "--out", out)
-        assert "lies in the data, which is never written to; give --out elsewhere" in code
+        assert "is part of the data, which Vitrail never changes; choose another --out" in code
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("--kind", "forest"), "the nearest is random-forest"),
-        (("--kind", "knn", "--all"), "give --all or --kind"),
+        (("--kind", "knn", "--all"), "--all and --kind exclude each other"),
         (("--shots", "0"), "shots is 0"),
         (("--shots", "10000"), "fewer than 10000 shots"),
         (("--layers", "9"), "no such blocks"),
         (("--features", "cls"), "has no [CLS] token, it pools by 'avg'"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(capsys, folder, arguments, told):
+def test_a_mistake_is_reported_in_one_line(capsys, folder, arguments, expected):
     code, out, _ = call(capsys, "head", folder, "digits", *arguments)
-    assert code.startswith("error: ") and told in code and "\n" not in code
+    assert code.startswith("error: ") and expected in code and "\n" not in code
     assert out == ""
     assert not (folder / "head.skops").exists()
 
 
-def test_a_damaged_head_is_told_in_one_line(capsys, folder, tmp_path):
+def test_a_damaged_head_is_reported_in_one_line(capsys, folder, tmp_path):
     (tmp_path / "head.skops").write_bytes(b"PK\3\4 and nothing else")
     code, _, _ = call(capsys, "evaluate", folder, "digits", "--head", tmp_path)
-    assert "is no readable head" in code and "\n" not in code
+    assert "is not a readable head" in code and "\n" not in code
 
 
 def test_any_classifier_from_python(folder):
@@ -227,20 +227,19 @@ def test_any_classifier_from_python(folder):
     assert not hasattr(forest, "estimators_")  # the one that was given stays as it is
 
 
-def test_a_fitted_head_explains_nothing_it_does_not_know(folder):
-    headed = vitrail.head(folder, RandomForestClassifier(5)).fit("digits")
-    with pytest.raises(vitrail.UserError, match="explain the model"):
-        headed.explain(np.zeros((8, 8, 1), np.uint8))
+def test_a_fitted_head_has_no_explanations(folder):
+    """Maps show what the model's own head reads, not what a fitted one does."""
+    assert not hasattr(vitrail.head(folder, RandomForestClassifier(5)), "explain")
 
 
 def test_weights_without_a_head_can_get_one(folder, tmp_path):
     from vitrail.zoo.file import load_model, save_model
-    from vitrail.zoo.load import load
+    from vitrail.zoo.load import load_weights
 
-    _, facts = load_model(folder / "model.safetensors")
-    bare = load(folder, vit={"head": "none"}).model
+    _, metadata = load_model(folder / "model.safetensors")
+    bare = load_weights(folder, vit={"head": "none"}).model
     save_model(
-        tmp_path / "bare.safetensors", bare, {**facts, "classes": [], "vit": vars(bare.config)}
+        tmp_path / "bare.safetensors", bare, {**metadata, "classes": [], "vit": vars(bare.config)}
     )
     headed = vitrail.head(tmp_path / "bare.safetensors", RandomForestClassifier(20))
     assert headed.fit("digits").score("digits") > 0.6

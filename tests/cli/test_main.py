@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def test_models_as_a_table_has_the_papers_digits():
     assert ["Ti/16", "5,717,416", "1.3", "197", "224", "16"] in [line.split() for line in lines]
 
 
-def test_other_libraries_are_heard_only_when_they_warn():
+def test_other_libraries_log_only_warnings():
     code = """if True:
         import logging
         from vitrail.cli.main import main
@@ -75,27 +76,27 @@ def test_other_libraries_are_heard_only_when_they_warn():
     assert done.stderr.split("\n") == ["ours", "their warning", ""]
 
 
-def test_a_wrong_flag_ends_with_two():
+def test_a_wrong_flag_exits_with_two():
     done = vitrail("models", "--jsn")
     assert done.returncode == 2
     assert "--json" in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
 
 
-def test_a_wrong_verb_ends_with_two():
+def test_a_wrong_verb_exits_with_two():
     done = vitrail("trian")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
 
-def test_a_users_mistake_is_one_line_and_ends_with_one(monkeypatch, capsys):
+def test_a_user_error_is_one_line_and_exits_with_one(monkeypatch, capsys):
     from vitrail.cli import main
     from vitrail.errors import UserError
 
-    def mistaken(arguments):
+    def fail(arguments):
         raise UserError("this came;\nwanted that; do so")
 
-    monkeypatch.setattr(main, "run", mistaken)
+    monkeypatch.setattr(main, "run", fail)
     with pytest.raises(SystemExit) as ended:
         main.main([])
     assert (
@@ -103,7 +104,7 @@ def test_a_users_mistake_is_one_line_and_ends_with_one(monkeypatch, capsys):
     )  # sys.exit prints it, with code 1
 
 
-def test_a_pipe_that_nobody_reads_ends_in_silence_with_the_shells_code():
+def test_a_closed_pipe_ends_the_command_silently_with_the_shells_code():
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "vitrail", "models", "--json"]
@@ -113,11 +114,11 @@ def test_a_pipe_that_nobody_reads_ends_in_silence_with_the_shells_code():
 
 
 @pytest.mark.parametrize("kind", [BrokenPipeError, RuntimeError, FileNotFoundError])
-def test_a_mistake_of_our_own_is_not_hidden(monkeypatch, kind):
-    def mistaken(arguments):
+def test_a_bug_keeps_its_traceback(monkeypatch, kind):
+    def fail(arguments):
         raise kind("a bug")
 
-    monkeypatch.setattr(main, "run", mistaken)
+    monkeypatch.setattr(main, "run", fail)
     with pytest.raises(kind):
         main.main([])
 
@@ -126,13 +127,19 @@ TORCH = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 12000
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError(TORCH)])
-def test_what_the_memory_cannot_hold_is_one_line(monkeypatch, error):
-    def mistaken(arguments):
+def test_running_out_of_memory_is_reported_in_one_line(monkeypatch, error):
+    def fail(arguments):
         raise error
 
-    monkeypatch.setattr(main, "run", mistaken)
-    with pytest.raises(SystemExit, match=r"^error: no memory is left; "):
-        main.main([])
+    monkeypatch.setattr(main, "run", fail)
+    monkeypatch.setattr(main, "machine_is_shared", lambda: False)
+    for arguments, advice in (
+        ([], "close other programs"),
+        (["evaluate"], "close other programs, or lower --batch"),
+        (["train"], "close other programs, or lower --train.batch or --vit.width"),
+    ):
+        with pytest.raises(SystemExit, match=f"^error: out of memory; {advice}$"):
+            main.main(arguments)
 
 
 @pytest.mark.slow
@@ -176,9 +183,59 @@ def test_a_machine_with_more_than_half_a_core_busy_is_shared(monkeypatch, busy, 
     assert main.machine_is_shared(seconds=0) is shared
 
 
-def test_a_machine_that_does_not_tell_is_not_shared(monkeypatch):
+def test_a_machine_without_proc_counts_as_not_shared(monkeypatch):
     def missing():
         raise FileNotFoundError
 
     monkeypatch.setattr(main, "cpu_times", missing)
     assert not main.machine_is_shared(seconds=0)
+
+
+def test_a_closed_pipe_is_recognised_without_poll(monkeypatch):
+    """As on Windows, which has neither `select.poll` nor SIGPIPE."""
+    reader, writer = os.pipe()
+    monkeypatch.delattr(main.select, "poll")
+    assert main.is_closed_pipe(writer)
+    with open(os.devnull, "w") as file:
+        assert not main.is_closed_pipe(file.fileno())
+    os.close(reader)
+    os.close(writer)
+
+
+def test_the_command_runs_without_poll_sigpipe_and_proc():
+    """Hidden as on Windows and macOS; the reader of the pipe has ended."""
+    code = """if True:
+        import builtins, select, signal, sys
+        del select.poll, signal.SIGPIPE
+        opened = builtins.open
+        def hide_proc(path, *rest, **options):
+            if str(path).startswith("/proc"):
+                raise FileNotFoundError(path)
+            return opened(path, *rest, **options)
+        builtins.open = hide_proc
+        from vitrail.cli import main
+        assert not main.machine_is_shared()
+        main.main(["models", "--json"])
+    """
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (main.EXIT_SIGPIPE, b"")
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("verb", main.VERBS)
+def test_help_shows_no_python_values(verb):
+    done = vitrail(verb, "--help")
+    assert done.returncode == 0, done.stderr
+    assert not {"None", "False", "True"} & set(re.findall(r"\w+", done.stdout))
+
+
+def test_the_list_of_verbs_shows_one_line_for_each():
+    printed = vitrail("--help", env={**os.environ, "COLUMNS": "120"}).stdout
+    lines = [line for line in printed.splitlines() if "•" in line]
+    assert [line.split()[2] for line in lines] == list(main.VERBS)
+    assert all(line.rstrip(" │").endswith(".") for line in lines)

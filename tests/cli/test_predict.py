@@ -1,4 +1,4 @@
-"""What `predict` makes of names that cannot be read, are no text, or hold nothing."""
+"""`predict` on names that cannot be read, are not UTF-8, or contain no image."""
 
 import csv
 import json
@@ -25,9 +25,9 @@ def good(tmp_path):
 
 def vitrail(*arguments, **how):
     """A process of its own, whose streams are as strict as most people's."""
-    words = [sys.executable, "-m", "vitrail", *map(str, arguments)]
+    command = [sys.executable, "-m", "vitrail", *map(str, arguments)]
     strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
-    return subprocess.run(words, env=strict, capture_output=True, timeout=120, check=False, **how)
+    return subprocess.run(command, env=strict, capture_output=True, timeout=120, check=False, **how)
 
 
 def told(capsys, *arguments):
@@ -37,32 +37,32 @@ def told(capsys, *arguments):
     return code, {line["path"]: line.get("error") for line in lines}
 
 
-def test_a_name_that_is_too_long_is_told_and_the_rest_go_on(capsys, folder, good):
+def test_a_name_that_is_too_long_is_reported_and_the_others_are_predicted(capsys, folder, good):
     code, errors = told(capsys, folder, LONG, good)
     assert code == 1 and errors[str(good)] is None
     assert "name too long" in errors[LONG]
 
 
-def test_an_answer_that_is_no_number_is_told(capsys, folder, good, tmp_path):
+def test_logits_that_are_not_finite_are_reported(capsys, folder, good, tmp_path):
     from vitrail.zoo.file import load_model, save_model
 
-    model, facts = load_model(folder / "model.safetensors")
+    model, metadata = load_model(folder / "model.safetensors")
     model.head.bias.data[0] = float("nan")
-    facts = {key: facts[key] for key in ("classes", "preprocess")}
-    save_model(tmp_path / "nan.safetensors", model, facts)
+    metadata = {key: metadata[key] for key in ("classes", "preprocess")}
+    save_model(tmp_path / "nan.safetensors", model, metadata)
     code, errors = told(capsys, tmp_path / "nan.safetensors", good)
     assert code == 1
-    assert errors == {str(good): "the model answers with NaN or infinity; load other weights"}
+    assert errors == {str(good): "the model returns NaN or infinity; its weights are damaged"}
 
 
-def test_an_empty_folder_is_told_and_the_rest_go_on(capsys, folder, good, tmp_path):
+def test_an_empty_folder_is_reported_and_the_others_are_predicted(capsys, folder, good, tmp_path):
     (tmp_path / "empty").mkdir()
     code, errors = told(capsys, folder, tmp_path / "empty", good)
     assert code == 1 and errors[str(good)] is None
-    assert errors[str(tmp_path / "empty")] == "there is no image in this folder"
+    assert errors[str(tmp_path / "empty")] == "this folder contains no images"
 
 
-def test_what_the_system_hides_is_told_and_the_rest_go_on(
+def test_unreadable_folders_are_reported_and_the_others_are_predicted(
     capsys, folder, good, tmp_path, monkeypatch
 ):
     hidden = tmp_path / "album" / "hidden"
@@ -82,7 +82,7 @@ def test_what_the_system_hides_is_told_and_the_rest_go_on(
 
 
 @pytest.mark.slow
-def test_names_that_are_no_text_are_predicted(folder, good, tmp_path):
+def test_file_names_that_are_not_utf8_are_predicted(folder, good, tmp_path):
     good.rename(tmp_path / LATIN)
     name = os.fsencode(tmp_path / LATIN)
     table = vitrail("predict", folder, tmp_path / LATIN)
@@ -94,30 +94,30 @@ def test_names_that_are_no_text_are_predicted(folder, good, tmp_path):
     assert cells.returncode == 0 and os.fsencode(rows[1][0]) == name
 
 
-def test_a_run_folder_whose_name_is_no_text_is_refused_before_it_is_made(capsys, tmp_path):
+def test_a_run_folder_whose_name_is_not_utf8_is_refused_before_it_is_created(capsys, tmp_path):
     code, _, _ = call(capsys, "train", "digits", "--out", tmp_path / LATIN)
-    assert code.endswith("is no UTF-8 text; rename it, or choose another")
+    assert code.endswith("is not valid UTF-8; rename it, or choose another")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_class_name_cannot_fool_the_terminal(capsys):
-    from vitrail.cli.predict import as_table
-    from vitrail.run.classifier import Guess, Prediction
+def test_class_names_are_escaped_for_the_terminal(capsys):
+    from vitrail.cli.predict import print_table
+    from vitrail.run.predictor import ClassProbability, Prediction
 
     name = "[/x] \x1b[31mcat"
-    guess = Guess(label=name, index=0, probability=1.0)
+    guess = ClassProbability(label=name, index=0, probability=1.0)
     found = Prediction(label=name, index=0, probability=1.0, top=(guess,))
-    as_table(iter([("a\nb.png", found)]))
+    print_table(iter([("a\nb.png", found)]))
     assert capsys.readouterr().out == "a\\nb.png  [/x] \\x1b[31mcat 100.0%\n"
 
 
 @pytest.mark.slow
-def test_data_whose_path_is_no_text_is_refused_before_it_is_learned(tmp_path):
+def test_data_whose_path_is_not_utf8_is_refused_before_training(tmp_path):
     from tests.data.samples import class_folders
 
     data = class_folders(tmp_path / os.fsdecode(b"caf\xe9"), {"a": 8, "b": 8})
     done = vitrail("train", data, "--epochs", "1", "--out", tmp_path / "run")
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and last.startswith(b"error: '/")
-    assert last.endswith(b"caf\\udce9' is no UTF-8 text; rename it, or choose another")
+    assert last.endswith(b"caf\\udce9' is not valid UTF-8; rename it, or choose another")
     assert not (tmp_path / "run").exists()

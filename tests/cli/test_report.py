@@ -12,26 +12,26 @@ from vitrail.display import figures
 
 @pytest.fixture(autouse=True)
 def lightly(monkeypatch):
-    monkeypatch.setattr(figures, "png", lambda figure: b"\x89PNG")
-    monkeypatch.setattr(figures, "svg", lambda figure: "<svg></svg>")
+    monkeypatch.setattr(figures, "to_png", lambda figure: b"\x89PNG")
+    monkeypatch.setattr(figures, "to_svg", lambda figure: "<svg></svg>")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    place, source = tmp_path_factory.mktemp("runs"), images(["a", "[red]b"], each=60)
-    return [write_run(place / name, source, rate) for name, rate in (("x", 0.9), ("y", 0.5))]
+    root, source = tmp_path_factory.mktemp("runs"), images(["a", "[red]b"], each=60)
+    return [write_run(root / name, source, rate) for name, rate in (("x", 0.9), ("y", 0.5))]
 
 
 def test_report_names_the_page(capsys, runs):
     code, out, _ = call(capsys, "report", runs[0])
     assert code == 0 and out.splitlines()[-1] == f"report {runs[0] / 'report.html'}"
-    assert out.startswith("without pictures: there is no")
+    assert out.startswith("without images: ")
 
 
 def test_report_prints_one_json_document(capsys, runs):
-    told = json.loads(call(capsys, "report", runs[0], "--json")[1])
-    assert list(told) == ["run", "report", "figures", "pictures"]
-    assert told["report"] == str(runs[0] / "report.html") and told["pictures"] is False
+    document = json.loads(call(capsys, "report", runs[0], "--json")[1])
+    assert list(document) == ["run", "report", "figures", "pictures"]
+    assert document["report"] == str(runs[0] / "report.html") and document["pictures"] is False
 
 
 def test_report_opens_the_page_when_asked(capsys, runs, monkeypatch):
@@ -46,7 +46,7 @@ def test_compare_prints_a_table_and_a_verdict(capsys, runs, monkeypatch):
     code, out, _ = call(capsys, "compare", *runs)
     assert code == 0
     assert "parameters" in out and str(runs[1]) in out
-    assert "more than chance: p" in out and "--out compare.html" in out
+    assert "a significant difference: p = " in out and "--out compare.html" in out
 
 
 def test_compare_prints_one_json_document(capsys, runs):
@@ -60,14 +60,14 @@ def test_compare_prints_one_json_document(capsys, runs):
 def test_compare_writes_a_page(capsys, runs, tmp_path):
     code, out, _ = call(capsys, "compare", *runs, "--out", tmp_path / "c.html")
     assert code == 0 and f"page {tmp_path / 'c.html'}" in out
-    assert "2 runs compared" in (tmp_path / "c.html").read_text()
+    assert "Comparison of 2 runs" in (tmp_path / "c.html").read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        (["report", "nowhere"], "nowhere is no run"),
-        (["compare", "nowhere", "RUN"], "nowhere is no run"),
+        (["report", "nowhere"], "nowhere is not a run folder"),
+        (["compare", "nowhere", "RUN"], "nowhere is not a run folder"),
         (["compare", "RUN"], "give at least two"),
         (["compare"], "give at least two"),
         (["compare", "RUN", "RUN", "--out", "."], "is a folder"),

@@ -10,7 +10,7 @@ from tests.cli.conftest import FLAGS, call
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
-    monkeypatch.setattr("vitrail.run.run.told", lambda done, *rest: done)
+    monkeypatch.setattr("vitrail.run.finish.make_report", lambda *rest: None)
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def test_search_prints_one_json_document(capsys, tmp_path, space):
         *(capsys, "search", "digits", "--space", space, "--trials", 2, *flags),
         *("--out", tmp_path / "s", "--json"),
     )
-    facts = json.loads(out)
+    document = json.loads(out)
     assert code == 0
-    assert list(facts)[:4] == ["trials", "best", "recipe", "test"]
-    assert set(facts["best"]) >= {"value", "settings"}
-    assert list(facts["test"]) == ["accuracy", "interval"]
+    assert list(document)[:4] == ["trials", "best", "recipe", "test"]
+    assert set(document["best"]) >= {"value", "settings"}
+    assert list(document["test"]) == ["accuracy", "interval"]
     assert "trial 1 finished" in err and "best" in err
     code, out, _ = call(
         *(capsys, "search", "digits", "--space", space, "--trials", 2, *flags),
@@ -41,7 +41,7 @@ def test_search_prints_one_json_document(capsys, tmp_path, space):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--trials", "0"), "trials is 0"),
         (("--minutes", "0"), "minutes is 0"),
@@ -50,14 +50,14 @@ def test_search_prints_one_json_document(capsys, tmp_path, space):
         (("--recipe", "nowhere.toml"), "cannot read the recipe nowhere.toml"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(capsys, tmp_path, monkeypatch, arguments, told):
+def test_a_mistake_is_reported_in_one_line(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     code, out, _ = call(capsys, "search", "digits", *arguments)
-    assert code.startswith("error: ") and told in code and "\n" not in code
+    assert code.startswith("error: ") and message in code and "\n" not in code
     assert out == "" and list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_no_search_is_not_touched(capsys, tmp_path, space):
+def test_a_folder_that_is_not_a_search_is_not_touched(capsys, tmp_path, space):
     code, _, _ = call(capsys, "search", "digits", "--space", space, "--out", tmp_path)
-    assert "is no search; choose another --out" in code
+    assert "is not a search folder; choose another --out" in code
     assert list(tmp_path.iterdir()) == [space]

@@ -20,12 +20,12 @@ def pictures(tmp_path_factory):
     """Three digits as files, and one file that is none."""
     from vitrail.data.open import open_data
 
-    place = tmp_path_factory.mktemp("pictures")
+    root = tmp_path_factory.mktemp("pictures")
     source = open_data("digits")
     for index in range(3):
-        Image.fromarray(source[index].content[:, :, 0]).save(place / f"{index}.png")
-    (place / "broken.png").write_bytes(b"\x89PNG but not really")
-    return place
+        Image.fromarray(source[index].content[:, :, 0]).save(root / f"{index}.png")
+    (root / "broken.png").write_bytes(b"\x89PNG but not really")
+    return root
 
 
 def test_train_prints_one_json_document(capsys, tmp_path, monkeypatch):
@@ -41,12 +41,12 @@ def test_flags_reach_the_recipe(folder):
     assert "width = 32" in text and "workers = 0" in text and "steps = 120" in text
 
 
-def test_resume_takes_the_flag_that_a_broken_image_asks_for(capsys, folder):
+def test_resume_accepts_the_flag_to_skip_broken_images(capsys, folder):
     code, out, _ = call(capsys, "resume", folder, "--data.skip-broken", "--json")
     assert code == 0 and json.loads(out)["steps"] == 120
 
 
-def test_evaluate_judges_the_test_split_by_default(capsys, folder):
+def test_evaluate_uses_the_test_split_by_default(capsys, folder):
     code, out, _ = call(capsys, "evaluate", folder, "digits", "--json")
     numbers = json.loads(out)
     assert code == 0
@@ -59,7 +59,7 @@ def test_evaluate_judges_the_test_split_by_default(capsys, folder):
     assert numbers["temperature"] > 0
 
 
-def test_evaluate_takes_every_split(capsys, folder):
+def test_evaluate_accepts_every_split(capsys, folder):
     counts = {}
     for split in ("train", "val", "test", "all"):
         _, out, _ = call(capsys, "evaluate", folder, "digits", "--split", split, "--json")
@@ -73,7 +73,7 @@ def test_evaluate_prints_a_table(capsys, folder):
     assert "95 % interval" in out and "precision" in out and "calibration error" in out
 
 
-def test_predict_goes_on_past_a_bad_image(capsys, folder, pictures):
+def test_predict_continues_after_a_bad_image(capsys, folder, pictures):
     code, out, _ = call(capsys, "predict", folder, pictures, "--json")
     lines = [json.loads(line) for line in out.splitlines()]
     assert code == 1
@@ -82,6 +82,37 @@ def test_predict_goes_on_past_a_bad_image(capsys, folder, pictures):
     good = [line for line in lines if "broken" not in line["path"]]
     assert all(list(line) == ["path", "label", "index", "probability", "top"] for line in good)
     assert all(len(line["top"]) == 5 for line in good)
+
+
+def test_probabilities_are_calibrated_unless_raw_is_given(capsys, folder, pictures):
+    arguments = ("predict", folder, pictures / "0.png", "--json", "--top", 10)
+    calibrated, raw = (
+        {one["label"]: one["probability"] for one in json.loads(out)["top"]}
+        for _, out, _ in (call(capsys, *arguments), call(capsys, *arguments, "--raw"))
+    )
+    temperature = vitrail.load(folder).temperature
+    assert temperature != pytest.approx(1, abs=0.01)
+    expected = (torch.tensor(list(raw.values())).double().log() / temperature).softmax(dim=0)
+    assert [calibrated[label] for label in raw] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_evaluate_measures_calibrated_probabilities_unless_raw_is_given(capsys, folder):
+    calibrated, raw = (
+        json.loads(
+            call(capsys, "evaluate", folder, "digits", "--split", "val", "--json", *flags)[1]
+        )
+        for flags in ((), ("--raw",))
+    )
+    assert calibrated["log_loss"] < raw["log_loss"]  # the temperature minimises it on this split
+    assert calibrated["ece"] != raw["ece"]
+    for key in ("accuracy", "temperature", "confusion"):
+        assert calibrated[key] == raw[key]
+
+
+def test_evaluate_prints_the_temperature(capsys, folder):
+    shown = f"temperature {vitrail.load(folder).temperature:.2f}"
+    assert f"{shown}\n" in call(capsys, "evaluate", folder, "digits")[1]
+    assert f"{shown} (not applied: --raw)" in call(capsys, "evaluate", folder, "digits", "--raw")[1]
 
 
 def test_predict_as_csv(capsys, folder, pictures):
@@ -103,23 +134,23 @@ def test_a_folder_named_on_stdin_is_searched(capsys, folder, pictures, monkeypat
     assert code == 1 and len(out.splitlines()) == 3
 
 
-def test_a_closed_stdin_is_told_and_the_rest_go_on(capsys, folder, pictures, monkeypatch):
+def test_a_closed_stdin_is_reported_and_others_are_predicted(capsys, folder, pictures, monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     code, out, err = call(capsys, "predict", folder, "-", pictures / "0.png")
     assert code == 1 and len(out.splitlines()) == 1
-    assert err == "error: -: stdin is closed; give paths on it, one a line\n"
+    assert err == "error: -: stdin is closed; give paths on it, one per line\n"
 
 
 def test_a_lone_model_file_predicts_the_same(capsys, folder, pictures, tmp_path):
     shutil.copy(folder / "model.safetensors", tmp_path / "copy.safetensors")
-    told = [
+    outputs = [
         call(capsys, "predict", model, pictures / "2.png", "--json")[1]
         for model in (folder, tmp_path / "copy.safetensors")
     ]
-    assert told[0] == told[1]
+    assert outputs[0] == outputs[1]
 
 
-def test_from_python_every_kind_of_picture_gives_the_same(folder, pictures):
+def test_from_python_every_kind_of_image_gives_the_same(folder, pictures):
     classifier = vitrail.load(folder)
     path = pictures / "0.png"
     image = Image.open(path)
@@ -147,20 +178,20 @@ def test_from_python_an_error_names_its_image(folder, pictures):
 
 
 @pytest.mark.parametrize("kind", [None, 7, io.BytesIO(b"x"), torch.zeros(8, 8)])
-def test_from_python_what_is_no_picture_is_refused_by_its_type(folder, kind):
+def test_from_python_other_types_are_refused_by_name(folder, kind):
     classifier = vitrail.load(folder)
     name = type(kind).__name__
     for images in (kind, [kind]):
-        with pytest.raises(UserError, match=f"^image 1: a {name} is no image; give a path"):
+        with pytest.raises(UserError, match=f"^image 1: a {name} is not an image; give a path"):
             classifier.predict(images)
 
 
-def test_what_evaluate_sees_is_what_predict_sees(folder):
+def test_predict_has_the_accuracy_that_evaluate_measures(folder):
     from vitrail.data.open import open_data
-    from vitrail.data.source import indices
+    from vitrail.data.source import split_indices
 
     source = open_data("digits")
-    test = indices(source, "test")
+    test = split_indices(source, "test")
     classifier = vitrail.load(folder)
     found = classifier.predict([source[i].content for i in test.tolist()])
     right = np.mean([p.index == label for p, label in zip(found, source.labels[test], strict=True)])
@@ -174,25 +205,28 @@ def test_what_evaluate_sees_is_what_predict_sees(folder):
         (["predict", "nowhere", "a.png"], "nowhere"),
         (["predict", "RUN"], "no images were given"),
         (["predict", "RUN", "a.png", "--top", "0"], "give a whole number of at least 1"),
-        (["evaluate", "RUN", "nowhere"], "there is no 'nowhere'"),
-        (["train", "nowhere"], "there is no 'nowhere'"),
-        (["train"], "no data was given"),
+        (["evaluate", "RUN", "nowhere"], "'nowhere' does not exist"),
+        (["train", "nowhere"], "'nowhere' does not exist"),
+        (["train"], "DATA is missing; give a folder"),
         (["train", "digits", "--minutes", "0"], "give a number above 0"),
         (["train", "digits", "--minutes", "1e307"], "minutes is 1e+307"),
         (["train", "digits", "--epochs", "0"], "epochs is 0"),
         (["train", "digits", "--seed", str(2**64)], "seed is 18446744073709551616"),
         (["train", "digits", "--data.cache-gb", "1e300"], "cache_gb is 1e+300"),
         (["train", "digits", "--data.disk-gb", "1e300"], "disk_gb is 1e+300"),
-        (["train", "digits", "--view.crop", "1e-6"], "crop is 1e-06"),
-        (["train", "digits", "--view.mean", "nan"], "mean is (nan,)"),
-        (["train", "digits", "--out", "RUN"], "holds a run; go on with `vitrail resume"),
+        (["train", "digits", "--preprocess.crop", "1e-6"], "crop is 1e-06"),
+        (["train", "digits", "--preprocess.mean", "nan"], "mean is (nan,)"),
+        (
+            ["train", "digits", "--out", "RUN"],
+            "contains a run; resume it with `vitrail resume",
+        ),
         (["train", "digits", "--out", 300 * "x"], "File name too long, shorten it"),
         (["train", "digits", "--model", "S16"], "the nearest are S/16"),
-        (["train", "digits", "--model", "S/16"], "too few to learn from"),
+        (["train", "digits", "--model", "S/16"], "try --vit.patch 2"),
         (["train", "digits", "--train.lr", "-1"], "lr is -1.0"),
-        (["train", "digits", "--device", "gpu"], "device gpu cannot be used"),
-        (["train", "digits", "--device", "meta"], "device meta cannot be used"),
-        (["resume", "nowhere"], "nowhere is no run"),
+        (["train", "digits", "--device", "gpu"], "cannot use device gpu"),
+        (["train", "digits", "--device", "meta"], "cannot use device meta"),
+        (["resume", "nowhere"], "nowhere is not a run folder"),
         (["resume", 300 * "x"], "File name too long, shorten it"),
     ],
 )
@@ -206,6 +240,6 @@ def test_a_mistake_is_one_line(capsys, caplog, folder, tmp_path, monkeypatch, ar
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_in_the_way_is_told_before_the_data_is_opened(capsys, folder):
+def test_an_existing_run_is_reported_before_the_data_is_opened(capsys, folder):
     code, *_ = call(capsys, "train", "nowhere", "--out", folder)
-    assert "holds a run" in code
+    assert "already contains a run" in code

@@ -1,4 +1,4 @@
-"""Augmentation: each operation against Pillow, and luck that depends on nothing but its key."""
+"""Augmentation: each operation equals Pillow's, and random numbers depend on their key only."""
 
 import math
 from dataclasses import replace
@@ -9,9 +9,17 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from vitrail.data import operations
-from vitrail.data.augment import CHOICES, augment, crop, erase, luck, mix, random_box
-from vitrail.data.config import AUGMENTS, Augment, Preprocess
-from vitrail.data.preprocess import fit
+from vitrail.data.augment import (
+    RANDOM_CHOICES,
+    augment,
+    mixup_or_cutmix,
+    random_box,
+    random_crop,
+    random_erasing,
+    sample_uniforms,
+)
+from vitrail.data.config import AUGMENT_PRESETS, Augment, Preprocess
+from vitrail.data.preprocess import resize_and_crop
 from vitrail.errors import UserError
 
 
@@ -37,9 +45,9 @@ def as_pillow(image: torch.Tensor) -> Image.Image:
 
 
 def given(count: int, **numbers: float) -> dict[str, np.ndarray]:
-    """Luck where the named choices are known and the others 0.5: no move, no turn."""
+    """Random numbers with the given values, and 0.5 for the others: no translation, no rotation."""
     known = {name.replace("_", " "): value for name, value in numbers.items()}
-    return {name: np.full(count, known.get(name, 0.5)) for name in CHOICES}
+    return {name: np.full(count, known.get(name, 0.5)) for name in RANDOM_CHOICES}
 
 
 PILLOW = {
@@ -54,32 +62,32 @@ PILLOW = {
 }
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("magnitude", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 @pytest.mark.parametrize("name", PILLOW)
-def test_colour_operations_equal_pillow(name, sign, strength):
+def test_colour_operations_equal_pillow(name, sign, magnitude):
     images = photos()
-    ours = operations.OPERATIONS[name](images, np.full(6, strength), np.full(6, sign))
-    theirs = [np.asarray(PILLOW[name](as_pillow(x), sign * strength)) for x in images]
+    ours = operations.OPERATIONS[name](images, np.full(6, magnitude), np.full(6, sign))
+    theirs = [np.asarray(PILLOW[name](as_pillow(x), sign * magnitude)) for x in images]
     far = ours.permute(0, 2, 3, 1).numpy().astype(int) - np.stack(theirs)
     assert np.abs(far).max() <= 1
 
 
-@pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "move_x", "move_y"])
+@pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"])
 def test_moving_operations_equal_pillow_inside(name):
-    strength, side, half = 0.5, 33, 16.5
-    turn, slant, far = math.radians(15), 0.15, round(0.45 * side * strength)
+    magnitude, side, half = 0.5, 33, 16.5
+    turn, slant, far = math.radians(15), 0.15, round(0.45 * side * magnitude)
     matrix = {  # from a pixel of the result to one of the image, around the centre
         "rotate": (math.cos(turn), -math.sin(turn), 0, math.sin(turn), math.cos(turn), 0),
         "shear_x": (1, slant, 0, 0, 1, 0),
         "shear_y": (1, 0, 0, slant, 1, 0),
-        "move_x": (1, 0, far, 0, 1, 0),
-        "move_y": (1, 0, 0, 0, 1, far),
+        "translate_x": (1, 0, far, 0, 1, 0),
+        "translate_y": (1, 0, 0, 0, 1, far),
     }[name]
     a, b, c, d, e, f = matrix
     matrix = (a, b, c + half - half * (a + b), d, e, f + half - half * (d + e))
     images = photos(side=side)
-    ours = operations.OPERATIONS[name](images, np.full(6, strength), np.ones(6))
+    ours = operations.OPERATIONS[name](images, np.full(6, magnitude), np.ones(6))
     how = {"method": Image.Transform.AFFINE, "resample": Image.Resampling.BILINEAR}
     theirs = [np.asarray(as_pillow(x).transform((side, side), data=matrix, **how)) for x in images]
     core = Image.fromarray(np.pad(np.full((side - 2, side - 2), 255, np.uint8), 1))
@@ -105,7 +113,7 @@ def test_a_constant_image_survives_every_operation_in_one_colour():
 def test_each_image_of_a_batch_gets_its_own_operation():
     images, names = photos(), list(operations.OPERATIONS)
     chosen = np.array([names.index(name) for name in ("identity", "equalize", "rotate") * 2])
-    changed = operations.operate(images, chosen, np.full(6, 0.5), np.ones(6))
+    changed = operations.apply_operations(images, chosen, np.full(6, 0.5), np.ones(6))
     alone = [
         operations.OPERATIONS[names[k]](images[i : i + 1], np.array([0.5]), np.ones(1))
         for i, k in enumerate(chosen)
@@ -125,17 +133,19 @@ def test_a_flip_among_other_moves_is_exact():
     assert torch.equal(moved, images.flip(-1))
 
 
-def test_sliding_is_warping_by_whole_pixels():
+def test_translate_equals_a_warp_by_whole_pixels():
     images, random = photos(40), np.random.default_rng(0)
     right, down = random.integers(-5, 6, 40), random.integers(-3, 4, 40)
-    mirrored = random.random(40) < 0.5
-    matrix = np.eye(2)[None] * np.where(mirrored[:, None, None], [[-1], [1]], 1)
-    warped = operations.warp(images, matrix, np.stack([right, down], 1).astype(float))
-    assert torch.equal(operations.mirror(operations.slide(images, right, down), mirrored), warped)
+    flipped = random.random(40) < 0.5
+    matrix = np.eye(2)[None] * np.where(flipped[:, None, None], [[-1], [1]], 1)
+    warped = operations.affine_warp(images, matrix, np.stack([right, down], 1).astype(float))
+    assert torch.equal(
+        operations.flip_horizontally(operations.translate(images, right, down), flipped), warped
+    )
 
 
 def test_half_of_the_images_are_flipped():
-    flips = luck(0, 0, np.arange(10_000))["flip"] < 0.5
+    flips = sample_uniforms(0, 0, np.arange(10_000))["flip"] < 0.5
     assert 4_800 < flips.sum() < 5_200
 
 
@@ -151,7 +161,7 @@ def test_shift_moves_by_whole_pixels_and_fills_with_the_border():
 
 def test_shift_reaches_each_distance_equally_often():
     column = torch.arange(32, dtype=torch.uint8).expand(4_000, 1, 32, 32)
-    moved = augment(column, Augment(shift=0.125), luck(3, 1, np.arange(4_000)))
+    moved = augment(column, Augment(shift=0.125), sample_uniforms(3, 1, np.arange(4_000)))
     far, count = (moved[:, 0, 16, 16].int() - 16).unique(return_counts=True)
     assert far.tolist() == list(range(-4, 5)) and count.min() > 350 and count.max() < 550
 
@@ -172,23 +182,23 @@ def test_a_random_crop_shows_the_box_it_drew():
 
 
 def test_boxes_stay_inside_with_area_and_shape_as_asked():
-    numbers = luck(0, 0, np.arange(5_000))
+    numbers = sample_uniforms(0, 0, np.arange(5_000))
     top, left, tall, wide = random_box(Augment(scale=0.3), numbers, (100, 100), 1.0)
     assert min(top.min(), left.min()) >= 0
     assert (top + tall).max() <= 100 and (left + wide).max() <= 100
     assert (tall * wide).min() > 2_500 and (wide / tall).max() < 4 / 3 + 0.1
 
 
-def test_crop_without_luck_is_what_evaluation_sees():
+def test_a_crop_without_augmentation_is_the_center_crop_of_evaluation():
     pixels = photos(1, side=400)[0].permute(1, 2, 0).numpy()
     view = Preprocess(size=32, crop=0.8)
-    seen = crop(pixels, Augment(), view, luck(0, 0, np.arange(1)))
-    assert np.abs(seen.transpose(1, 2, 0).astype(int) - fit(view, pixels)).mean() < 3
+    seen = random_crop(pixels, Augment(), view, sample_uniforms(0, 0, np.arange(1)))
+    assert np.abs(seen.transpose(1, 2, 0).astype(int) - resize_and_crop(view, pixels)).mean() < 3
 
 
-def test_a_crop_is_mirrored_when_it_should_be():
+def test_a_crop_is_flipped_with_its_probability():
     pixels, view = photos(1, side=90)[0].permute(1, 2, 0).numpy(), Preprocess(size=64)
-    plain, turned = (crop(pixels, Augment(flip=flip), view, given(1)) for flip in (0.0, 1.0))
+    plain, turned = (random_crop(pixels, Augment(flip=flip), view, given(1)) for flip in (0.0, 1.0))
     assert np.array_equal(turned, plain[:, :, ::-1])
 
 
@@ -197,46 +207,52 @@ def test_a_crop_is_mirrored_when_it_should_be():
 def test_crop_takes_any_shape(shape, settings):
     pixels = np.full((*shape, 3), 50, np.uint8)
     for item in range(5):
-        numbers = luck(0, 0, np.array([item]))
-        seen = crop(pixels, settings, Preprocess(size=(64, 48), crop=0.9), numbers)
+        numbers = sample_uniforms(0, 0, np.array([item]))
+        seen = random_crop(pixels, settings, Preprocess(size=(64, 48), crop=0.9), numbers)
         assert seen.shape == (3, 64, 48) and np.all(seen == 50)
 
 
-def test_digits_are_never_mirrored():
-    assert AUGMENTS["digits"].flip == 0
+def test_digits_are_never_flipped():
+    assert AUGMENT_PRESETS["digits"].flip == 0
     images = torch.zeros(500, 1, 28, 28, dtype=torch.uint8)
     images[:, :, :, :9] = 255
-    moved = augment(images, AUGMENTS["digits"], luck(0, 0, np.arange(500)))
+    moved = augment(images, AUGMENT_PRESETS["digits"], sample_uniforms(0, 0, np.arange(500)))
     assert (moved[..., :14].float().mean((1, 2, 3)) > moved[..., 14:].float().mean((1, 2, 3))).all()
 
 
-def test_luck_is_the_same_in_any_company():
-    together = luck(7, 3, np.arange(100))
-    alone = luck(7, 3, np.array([41]))
-    assert all(together[name][41] == alone[name][0] for name in CHOICES)
+def test_random_numbers_are_the_same_in_any_batch():
+    together = sample_uniforms(7, 3, np.arange(100))
+    alone = sample_uniforms(7, 3, np.array([41]))
+    assert all(together[name][41] == alone[name][0] for name in RANDOM_CHOICES)
 
 
 @pytest.mark.parametrize("other", [(8, 3, 41), (7, 4, 41), (7, 3, 42)])
-def test_luck_differs_with_seed_epoch_and_item(other):
-    mine, theirs = luck(7, 3, np.array([41])), luck(*other[:2], np.array([other[2]]))
-    assert all(mine[name][0] != theirs[name][0] for name in CHOICES)
+def test_random_numbers_differ_with_seed_epoch_and_item(other):
+    mine, theirs = (
+        sample_uniforms(7, 3, np.array([41])),
+        sample_uniforms(*other[:2], np.array([other[2]])),
+    )
+    assert all(mine[name][0] != theirs[name][0] for name in RANDOM_CHOICES)
 
 
-def test_luck_is_even_and_its_parts_do_not_follow_each_other():
-    numbers = np.stack([luck(0, epoch, np.arange(2_000))["flip"] for epoch in range(8)])
-    numbers = np.concatenate([numbers, np.stack(list(luck(1, 0, np.arange(2_000)).values()))])
+def test_random_numbers_are_uniform_and_uncorrelated():
+    numbers = np.stack([sample_uniforms(0, epoch, np.arange(2_000))["flip"] for epoch in range(8)])
+    numbers = np.concatenate(
+        [numbers, np.stack(list(sample_uniforms(1, 0, np.arange(2_000)).values()))]
+    )
     assert np.abs(numbers.mean(1) - 0.5).max() < 0.03
     assert np.abs(np.corrcoef(numbers) - np.eye(len(numbers))).max() < 0.1
 
 
-@pytest.mark.parametrize("name", AUGMENTS)
+@pytest.mark.parametrize("name", AUGMENT_PRESETS)
 def test_an_image_is_augmented_the_same_alone_and_in_any_batch(name):
     images, items = photos(24), np.arange(24)
-    together = augment(images, AUGMENTS[name], luck(1, 2, items))
+    together = augment(images, AUGMENT_PRESETS[name], sample_uniforms(1, 2, items))
     order = np.random.default_rng(0).permutation(24)
-    shuffled = augment(images[order], AUGMENTS[name], luck(1, 2, items[order]))
+    shuffled = augment(images[order], AUGMENT_PRESETS[name], sample_uniforms(1, 2, items[order]))
     alone = [
-        augment(images[i : i + 1], AUGMENTS[name], luck(1, 2, items[i : i + 1])) for i in items
+        augment(images[i : i + 1], AUGMENT_PRESETS[name], sample_uniforms(1, 2, items[i : i + 1]))
+        for i in items
     ]
     assert torch.equal(torch.cat(alone), together) and torch.equal(shuffled, together[order])
 
@@ -244,13 +260,15 @@ def test_an_image_is_augmented_the_same_alone_and_in_any_batch(name):
 def test_augmenting_leaves_the_input_alone():
     images = photos()
     before = images.clone()
-    augment(images, AUGMENTS["strong"], luck(0, 0, np.arange(6)))
+    augment(images, AUGMENT_PRESETS["strong"], sample_uniforms(0, 0, np.arange(6)))
     assert torch.equal(images, before)
 
 
 def test_erase_paints_one_rectangle_of_one_grey():
     images = torch.full((400, 3, 32, 32), 9.0)
-    painted = erase(images, Augment(erase=0.25), luck(0, 0, np.arange(400))) != 9
+    painted = (
+        random_erasing(images, Augment(erase=0.25), sample_uniforms(0, 0, np.arange(400))) != 9
+    )
     hit = painted[painted.flatten(1).any(1)]
     assert 70 < len(hit) < 130
     tall, wide = hit.any(1).any(2).sum(1), hit.any(1).any(1).sum(1)
@@ -262,7 +280,7 @@ def test_erase_paints_one_rectangle_of_one_grey():
 def test_mixup_blends_images_and_labels_alike():
     images = torch.eye(10).view(10, 10, 1, 1).expand(10, 10, 8, 8).contiguous()
     random = np.random.default_rng(0)
-    mixed, targets = mix(images, torch.arange(10), 10, Augment(mixup=0.8), random)
+    mixed, targets = mixup_or_cutmix(images, torch.arange(10), 10, Augment(mixup=0.8), random)
     torch.testing.assert_close(mixed.mean((2, 3)), targets)
     assert targets.sum(1).allclose(torch.ones(10)) and (targets.max(1).values < 1).any()
 
@@ -271,7 +289,7 @@ def test_cutmix_pastes_as_much_as_the_labels_say():
     images = torch.eye(10).view(10, 10, 1, 1).expand(10, 10, 8, 8).contiguous()
     for seed in range(20):
         random = np.random.default_rng(seed)
-        mixed, targets = mix(images, torch.arange(10), 10, Augment(cutmix=1.0), random)
+        mixed, targets = mixup_or_cutmix(images, torch.arange(10), 10, Augment(cutmix=1.0), random)
         torch.testing.assert_close(mixed.mean((2, 3)), targets)
         assert set(mixed.unique().tolist()) <= {0.0, 1.0}
 
@@ -279,7 +297,7 @@ def test_cutmix_pastes_as_much_as_the_labels_say():
 def test_every_setting_is_used_by_a_preset():
     changed = {
         name
-        for preset in AUGMENTS.values()
+        for preset in AUGMENT_PRESETS.values()
         for name, default in vars(Augment()).items()
         if getattr(preset, name) != default
     }

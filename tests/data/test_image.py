@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data import image as module
-from vitrail.data.image import facts, kind_of, load_image
+from vitrail.data.image import detect_format, image_info, load_image
 from vitrail.errors import UserError
 
 
@@ -73,7 +73,7 @@ def test_pixels_are_writable_and_own_their_memory():
 def test_the_name_of_a_file_does_not_matter(tmp_path):
     liar = tmp_path / "cat.jpg"
     liar.write_bytes(save(picture(), "GIF"))
-    assert kind_of(liar.read_bytes()) == "GIF"
+    assert detect_format(liar.read_bytes()) == "GIF"
     assert load_image(liar).shape == (24, 40, 3)
 
 
@@ -167,7 +167,7 @@ def test_32_bit_integers_count_as_16_bits():
 def test_floats_count_from_0_to_1():
     values = np.array([[0, 0.5, 1]], np.float32)
     assert load_image(save(values, "TIFF"), 1).ravel().tolist() == [0, 128, 255]
-    assert why(save(values * 2, "TIFF")) == "floats outside 0 to 1"
+    assert why(save(values * 2, "TIFF")) == "floats outside [0, 1]; scale them"
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
@@ -268,13 +268,13 @@ def test_the_pixels_of_any_array_lie_row_by_row(kind):
         (np.zeros((4, 4, 3), np.complex64), "an array of complex64"),
         (np.zeros((4,), np.uint8), "shape (4,)"),
         (np.zeros((4, 0, 3), np.uint8), "shape (4, 0, 3)"),
-        (np.full((4, 4, 3), np.nan), "floats outside 0 to 1"),
-        (np.full((4, 4, 3), 1.5), "floats outside 0 to 1"),
+        (np.full((4, 4, 3), np.nan), "floats outside [0, 1]; scale them"),
+        (np.full((4, 4, 3), 1.5), "floats outside [0, 1]; scale them"),
         (np.zeros((3, 4, 6), np.uint8), "6 channels; wanted 3"),
         (np.zeros((4, 4, 5), np.uint8), "5 channels; wanted 3"),
     ],
 )
-def test_an_array_that_is_no_picture_says_so(values, words):
+def test_invalid_arrays_are_refused_with_a_reason(values, words):
     assert words in why(values)
     assert words in why(npy(values))
 
@@ -293,8 +293,8 @@ def test_bytes_of_any_kind_are_taken():
         assert np.array_equal(load_image(kind(content)), picture())
 
 
-def test_what_is_no_picture_is_refused_by_its_type():
-    assert why(None).startswith("a NoneType is no image; give a path, bytes,")
+def test_objects_that_are_not_images_are_refused_by_type():
+    assert why(None).startswith("a NoneType is not an image; give a path, bytes,")
 
 
 def test_an_array_with_pickled_objects_is_never_unpickled():
@@ -312,7 +312,7 @@ def test_an_array_header_that_promises_too_much_takes_no_memory():
 
     assert why(header((9000, 9000, 3))) == "truncated"
     assert "megapixels, over the limit" in why(header((10**9, 10**9, 3)))
-    assert "over the limit" in why(header((1000, 1000, 10**12)))
+    assert "exceeds the limit" in why(header((1000, 1000, 10**12)))
 
 
 def test_a_file_format_has_no_fourth_channel():
@@ -339,7 +339,7 @@ def test_a_huge_canvas_is_refused_before_it_takes_memory(kind, monkeypatch):
     content = save(Image.new("RGB", (100, 100)), kind)
     opened = []
     readers = {"GIF": opened.append, "WebP": opened.append}
-    monkeypatch.setattr(module, "READERS", readers)
+    monkeypatch.setattr(module, "DECODERS", readers)
     assert "megapixels" in why(content, max_pixels=5000)
     assert not opened
 
@@ -348,7 +348,7 @@ def test_webp_canvases_are_known_from_every_kind_of_header():
     settings = [{"lossless": True}, {"quality": 80}, {"lossless": True, "exif": b"Exif\0\0MM"}]
     for setting in settings:
         content = save(Image.new("RGB", (301, 77)), "WEBP", **setting)
-        assert list(module.canvas("WebP", content)) == [(301, 77)]
+        assert list(module.declared_sizes("WebP", content)) == [(301, 77)]
 
 
 def test_the_byte_limit_holds_for_files_and_bytes(tmp_path):
@@ -420,7 +420,7 @@ def with_and_without_simplejpeg(content: bytes, monkeypatch) -> tuple[object, ob
 
     fast = outcome()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "simplejpeg", lambda: None)
+        patch.setattr(module, "load_simplejpeg", lambda: None)
         return fast, outcome()
 
 
@@ -479,7 +479,7 @@ def test_simplejpeg_is_used_where_it_is_there(monkeypatch):
     decoder = pytest.importorskip("simplejpeg").decode_jpeg
     used = []
     monkeypatch.setattr(
-        module, "simplejpeg", lambda: lambda *a, **k: used.append(1) or decoder(*a, **k)
+        module, "load_simplejpeg", lambda: lambda *a, **k: used.append(1) or decoder(*a, **k)
     )
     load_image(save(picture(), "JPEG"))
     assert used
@@ -534,15 +534,15 @@ def test_threads_share_the_decoder():
     assert warnings.filters == before
 
 
-def test_facts_come_from_the_header_alone():
+def test_image_info_reads_only_the_header():
     exif = Image.Exif()
     exif[0x0112] = 6
     content = save(Image.new("CMYK", (30, 20)), "JPEG", exif=exif)
-    found = facts(content[:700])
+    found = image_info(content[:700])
     assert found is not None
-    assert (found.kind, found.mode, found.width, found.height) == ("JPEG", "CMYK", 30, 20)
+    assert (found.format, found.mode, found.width, found.height) == ("JPEG", "CMYK", 30, 20)
     assert found.orientation == 6
-    assert facts(npy(picture())) is None
+    assert image_info(npy(picture())) is None
 
 
 def test_pil_images_are_taken_too():

@@ -1,11 +1,13 @@
-"""Batches: the same bits for any workers, cache, start and share; nothing twice, nothing lost."""
+"""Batches: identical for any workers, cache, start and rank; every image exactly once."""
 
+import multiprocessing.heap
 import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +15,15 @@ import torch
 
 from tests.data.fakes import Deadly, Fake, arrays, encoded, photo, photos
 from vitrail.data import augment
-from vitrail.data.config import AUGMENTS, DataConfig, Preprocess
+from vitrail.data.config import AUGMENT_PRESETS, DataConfig, Preprocess
 from vitrail.data.image import load_image
-from vitrail.data.loader import Batch, Loader, order, repeats
+from vitrail.data.loader import Batch, Loader, count_repeats, epoch_order
 from vitrail.data.preprocess import preprocess
-from vitrail.data.reading import workers
-from vitrail.errors import Refused, UserError
+from vitrail.data.reading import memory, workers
+from vitrail.errors import OutOfResources, UserError
 
 LARGE, SMALL = Preprocess(size=72, crop=0.9), Preprocess(size=16)
-STRONG = DataConfig(augment=AUGMENTS["strong"], workers=0)
+STRONG = DataConfig(augment=AUGMENT_PRESETS["strong"], workers=0)
 UNCACHED = {"cache_gb": 0, "disk_gb": 0}
 
 
@@ -59,9 +61,11 @@ def test_workers_and_cache_change_no_bit(files, view, workers, where):
     assert same(first(7, files, view, replace(STRONG, workers=workers, **where)), plain)
 
 
-def test_luck_that_depends_on_the_worker_would_be_seen(files, monkeypatch):
-    plain, luck = first(3, files, LARGE, STRONG), augment.luck
-    monkeypatch.setattr(augment, "luck", lambda seed, *key: luck(seed + os.getpid(), *key))
+def test_augmentation_that_depends_on_the_worker_would_be_noticed(files, monkeypatch):
+    plain, sample = first(3, files, LARGE, STRONG), augment.sample_uniforms
+    monkeypatch.setattr(
+        augment, "sample_uniforms", lambda seed, *key: sample(seed + os.getpid(), *key)
+    )
     assert not same(first(3, files, LARGE, replace(STRONG, workers=2)), plain)
 
 
@@ -73,7 +77,7 @@ def test_a_start_anywhere_gives_what_would_have_come(files, start, workers):
     assert same(first(14 - start, files, LARGE, config, start=start), whole[start:])
 
 
-def test_a_forgotten_position_would_be_seen(files):
+def test_a_wrong_start_would_be_noticed(files):
     whole = first(6, files, LARGE, STRONG)
     assert not same(first(3, files, LARGE, STRONG, start=0), whole[3:])
 
@@ -81,15 +85,15 @@ def test_a_forgotten_position_would_be_seen(files):
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_see_the_batches_of_one(world):
     source = Fake(arrays())
-    config = DataConfig(augment=replace(AUGMENTS["strong"], mixup=0, cutmix=0), workers=0)
+    config = DataConfig(augment=replace(AUGMENT_PRESETS["strong"], mixup=0, cutmix=0), workers=0)
     whole = first(8, source, SMALL, config)
-    parts = [first(8, source, SMALL, config, rank=rank, world=world) for rank in range(world)]
+    parts = [first(8, source, SMALL, config, rank=rank, world_size=world) for rank in range(world)]
     for one, *shares in zip(whole, *parts, strict=True):
         assert torch.equal(torch.cat([share.images for share in shares]), one.images)
         assert np.array_equal(np.concatenate([share.items for share in shares]), one.items)
 
 
-def test_an_epoch_shows_no_image_twice_and_the_next_another_order():
+def test_an_epoch_shows_each_image_at_most_once_and_the_next_in_another_order():
     source = Fake(arrays())
     loader = Loader(source, SMALL, STRONG, batch=8)
     batches = list(islice(loader.training(), 2 * loader.steps))
@@ -134,7 +138,9 @@ def test_an_empty_split_has_no_batches(where):
 
 
 def test_evaluation_on_two_ranks_counts_each_image_once(files):
-    loaders = [Loader(files, SMALL, DataConfig(), batch=4, rank=rank, world=2) for rank in (0, 1)]
+    loaders = [
+        Loader(files, SMALL, DataConfig(), batch=4, rank=rank, world_size=2) for rank in (0, 1)
+    ]
     items = [b.items for loader in loaders for b in loader.evaluation("train")]
     assert np.array_equal(np.sort(np.concatenate(items)), np.flatnonzero(files.splits == "train"))
 
@@ -142,8 +148,8 @@ def test_evaluation_on_two_ranks_counts_each_image_once(files):
 def test_evaluation_of_some_images_takes_them_evenly(files):
     loader = Loader(files, SMALL, DataConfig(workers=0), batch=2)
     whole, some = (
-        np.concatenate([batch.items for batch in loader.evaluation("train", most=most)])
-        for most in (None, 5)
+        np.concatenate([batch.items for batch in loader.evaluation("train", limit=limit)])
+        for limit in (None, 5)
     )
     assert len(some) == 5 and (some[0], some[-1]) == (whole[0], whole[-1])
     assert set(some) <= set(whole) and np.ptp(np.diff(np.searchsorted(whole, some))) <= 1
@@ -158,7 +164,7 @@ def test_evaluation_between_training_steps_changes_nothing(files):
     assert same(batches, first(5, files, LARGE, STRONG))
 
 
-def test_the_global_random_state_is_left_alone(files):
+def test_the_global_random_state_does_not_change(files):
     torch.manual_seed(1)
     np.random.seed(1)
     before = torch.get_rng_state(), np.random.get_state()[1]
@@ -167,7 +173,7 @@ def test_the_global_random_state_is_left_alone(files):
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
-def test_the_number_of_threads_is_left_alone():
+def test_the_number_of_threads_does_not_change():
     before = torch.get_num_threads()
     for _ in Loader(Fake(arrays()), SMALL, STRONG, batch=8).evaluation("train"):
         assert torch.get_num_threads() == before
@@ -183,7 +189,7 @@ def test_another_seed_gives_other_images_in_another_order():
 
 def test_an_image_looks_different_in_the_next_epoch():
     source = Fake([arrays(1)[0]] * 60)
-    loader = Loader(source, SMALL, DataConfig(augment=AUGMENTS["digits"]), batch=40)
+    loader = Loader(source, SMALL, DataConfig(augment=AUGMENT_PRESETS["digits"]), batch=40)
     one, two = islice(loader.training(), 2)
     assert not torch.equal(one.images, two.images)
     assert len(one.images.unique(dim=0)) > 30
@@ -191,42 +197,42 @@ def test_an_image_looks_different_in_the_next_epoch():
 
 def test_balanced_epochs_show_every_class_equally_often():
     labels = np.array([0] * 900 + [1] * 90 + [2] * 10)
-    chosen = order(labels, seed=0, epoch=0, balanced=True)
+    chosen = epoch_order(labels, seed=0, epoch=0, balanced=True)
     assert len(chosen) == 1000
     assert sorted(np.bincount(labels[chosen])) == [333, 333, 334]
     assert np.bincount(chosen)[-10:].min() >= 33  # the rare ones take turns
-    assert not np.array_equal(chosen, order(labels, seed=0, epoch=1, balanced=True))
+    assert not np.array_equal(chosen, epoch_order(labels, seed=0, epoch=1, balanced=True))
 
 
 def test_a_repeated_image_is_augmented_anew():
     source = Fake(arrays(30))
     source.labels = np.where(np.arange(30) == 0, 0, 1)
     source.classes = ("rare", "common")
-    config = DataConfig(augment=AUGMENTS["digits"], balanced=True)
+    config = DataConfig(augment=AUGMENT_PRESETS["digits"], balanced=True)
     (batch,) = first(1, source, SMALL, config, batch=20)
     rare = batch.images[batch.labels == 0]
     assert len(rare) >= 8 and len(rare.unique(dim=0)) == len(rare)
 
 
 def test_repeats_counts_earlier_ones():
-    assert repeats(np.array([5, 3, 5, 5, 2, 3])).tolist() == [0, 0, 1, 2, 0, 1]
+    assert count_repeats(np.array([5, 3, 5, 5, 2, 3])).tolist() == [0, 0, 1, 2, 0, 1]
 
 
 def test_a_grey_source_makes_grey_batches():
     view = Preprocess(size=8, channels=1)
     source = Fake(arrays(side=8, channels=1))
-    batch = first(1, source, view, DataConfig(augment=AUGMENTS["digits"]))[0]
+    batch = first(1, source, view, DataConfig(augment=AUGMENT_PRESETS["digits"]))[0]
     assert batch.images.shape == (8, 1, 8, 8)
 
 
 def test_fewer_images_than_a_batch_are_an_error():
-    with pytest.raises(UserError, match="training images fill no batch of 128"):
+    with pytest.raises(UserError, match="training images are fewer than one batch of 128"):
         first(1, Fake(arrays(20)), SMALL, DataConfig(), batch=128)
 
 
 def test_a_batch_that_leaves_a_rank_without_images_is_an_error():
     with pytest.raises(UserError, match="a batch of 2 leaves some of 3 processes without"):
-        Loader(Fake(arrays()), SMALL, batch=2, world=3)
+        Loader(Fake(arrays()), SMALL, batch=2, world_size=3)
 
 
 def broken_files() -> Fake:
@@ -252,10 +258,10 @@ def test_of_many_broken_files_twenty_are_named_and_the_rest_is_counted():
         Loader(Fake([b"no image"] * 50), LARGE, DataConfig(workers=0)).prepare()
     assert str(error.value).startswith("50 images cannot be read: class ")
     assert str(error.value).count("not an image") == 20
-    assert "; and 30 more, which `vitrail check DATA --json` lists; mend" in str(error.value)
+    assert "; and 30 more, which `vitrail check DATA --json` lists; repair" in str(error.value)
 
 
-def test_who_goes_on_after_that_error_gets_it_again():
+def test_a_second_call_raises_the_same_error():
     loader = Loader(broken_files(), LARGE, DataConfig(workers=0))
     for _ in range(2):
         with pytest.raises(UserError, match="4 images cannot be read"):
@@ -278,7 +284,7 @@ def test_a_set_that_does_not_fit_stops_at_the_first_broken_file(workers):
 
 
 @pytest.mark.parametrize("where", [{}, UNCACHED, {"cache_gb": 0}], ids=["memory", "none", "file"])
-def test_broken_files_are_left_out_and_counted_when_asked(where, caplog):
+def test_broken_files_are_skipped_and_counted_on_request(where, caplog):
     source = broken_files()
     loader = Loader(source, LARGE, DataConfig(skip_broken=True, workers=2, **where), batch=4)
     loader.prepare()
@@ -286,7 +292,7 @@ def test_broken_files_are_left_out_and_counted_when_asked(where, caplog):
     items = np.concatenate([batch.items for batch in batches])
     assert sorted(loader.broken) == [3, 8, 9, 13] and not set(items) & {3, 8, 9, 13}
     assert all(np.array_equal(b.labels, source.labels[b.items]) for b in batches)
-    assert "left out 4 of 40 images" in caplog.text
+    assert "skipped 4 of 40 images" in caplog.text
 
 
 @pytest.mark.parametrize("where", [{}, UNCACHED], ids=["memory", "none"])
@@ -295,38 +301,38 @@ def test_a_dead_worker_is_reported_with_its_file(where):
     source.victim = int(np.flatnonzero(source.splits == "train")[17])
     loader = Loader(source, LARGE, DataConfig(workers=2, **where), batch=8)
     name = source.ids[source.victim]
-    with pytest.raises(UserError, match=f"was killed by SIGKILL while it was on {name}"):
+    with pytest.raises(UserError, match=f"was killed by SIGKILL while reading {name}"):
         list(islice(loader.training(), loader.steps))
 
 
 @pytest.mark.parametrize("where", [{}, UNCACHED], ids=["memory", "none"])
-def test_what_the_system_refuses_a_reading_process_stays_the_fault_of_the_system(where):
+def test_a_worker_reports_exhausted_resources_as_such(where):
     class Starved(Fake):
         def __getitem__(self, index):
-            raise Refused("cannot be read: too many open files")
+            raise OutOfResources("cannot be read: too many open files")
 
     source = Starved(photos(40))
     loader = Loader(source, LARGE, DataConfig(workers=2, **where), batch=8)
-    with pytest.raises(Refused, match=r"^class 0/\d+.jpg: cannot be read: too many open files$"):
+    with pytest.raises(
+        OutOfResources, match=r"^class 0/\d+.jpg: cannot be read: too many open files$"
+    ):
         next(loader.training())
 
 
-def test_a_mistake_in_our_own_code_keeps_its_traceback(files, monkeypatch):
-    monkeypatch.setattr(augment, "crop", lambda *_: 1 / 0)
+def test_a_bug_in_a_worker_keeps_its_traceback(files, monkeypatch):
+    monkeypatch.setattr(augment, "random_crop", lambda *_: 1 / 0)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         first(1, files, LARGE, replace(STRONG, workers=1))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_training_ends_where_it_was_asked_to(files, workers):
+def test_training_ends_at_the_given_step(files, workers):
     config = replace(STRONG, workers=workers)
     training = Loader(files, LARGE, config, batch=8, seed=5).training(1, 3)
     assert same(list(islice(training, 5)), first(2, files, LARGE, STRONG, start=1))
 
 
 def test_closing_the_iterator_ends_its_workers(files):
-    import multiprocessing
-
     training = Loader(files, LARGE, replace(STRONG, workers=2), batch=8).training()
     next(training)
     assert len(multiprocessing.active_children()) == 2
@@ -386,10 +392,17 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", [{}, UNCACHED], ids=["cached", "none"])
-def test_workers_that_are_spawned_do_the_same(files, monkeypatch, where):
-    plain = first(3, files, LARGE, STRONG)
-    monkeypatch.setattr(workers, "METHOD", "spawn")
-    assert same(first(3, files, LARGE, replace(STRONG, workers=1, **where)), plain)
+def test_without_fork_proc_affinity_and_shared_memory_batches_are_the_same(
+    files, monkeypatch, where
+):
+    forked = first(3, files, LARGE, replace(STRONG, workers=1, **where))
+    monkeypatch.delattr(os, "fork")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(memory, "MEMINFO", Path("/nowhere"))
+    monkeypatch.setattr(memory, "CGROUP", Path("/nowhere"))
+    monkeypatch.setattr(multiprocessing.heap.Arena, "_dir_candidates", [])  # /dev/shm
+    assert workers.start_method() == "spawn"
+    assert same(first(3, files, LARGE, replace(STRONG, workers=1, **where)), forked)
 
 
 def test_png_and_odd_sizes_come_through():
@@ -409,7 +422,7 @@ def slow_at_first(task, slot, note):
     return number
 
 
-def test_a_worker_that_is_fast_does_more_and_the_order_stays(tmp_path):
+def test_a_fast_worker_does_more_tasks_and_results_stay_in_order(tmp_path):
     tasks = [(tmp_path, number) for number in range(12)]
-    replies = [reply for _, reply, _ in workers.ahead(slow_at_first, tasks, workers=2)]
+    replies = [reply for _, reply, _ in workers.prefetch(slow_at_first, tasks, workers=2)]
     assert replies == list(range(12))

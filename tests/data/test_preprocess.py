@@ -8,7 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data.preprocess import MEANS, Preprocess, fit, normalise, preprocess, shrink
+from vitrail.data.config import NORMALISATIONS, Preprocess
+from vitrail.data.preprocess import normalise, preprocess, resize_and_crop, shrink_to_cover
 from vitrail.errors import UserError
 
 PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "imagenet-val-300"
@@ -36,7 +37,7 @@ def test_fit_equals_pillow_to_one_grey_level_and_seldom_two(shape, how):
     pixels = np.asarray(
         Image.fromarray(noise(9, 7, 3)).resize(shape[1::-1], Image.Resampling.BICUBIC)
     )
-    ours = fit(Preprocess(size=224, crop=0.9, interpolation=how), pixels)
+    ours = resize_and_crop(Preprocess(size=224, crop=0.9, interpolation=how), pixels)
     theirs = pillow(pixels, 248, 224, Image.Resampling[how.upper()])
     far = np.abs(ours.astype(int) - theirs)
     assert far.max() <= 2 and (far > 1).mean() < 1e-3
@@ -48,12 +49,12 @@ def test_real_photos_come_out_as_pillow_has_them():
     for path in sorted(PHOTOS.glob("*.jpg"))[:20]:
         pixels = np.asarray(Image.open(path).convert("RGB"))
         theirs = pillow(pixels, 248, 224, Image.Resampling.BICUBIC)
-        far.append(np.abs(fit(settings, pixels).astype(int) - theirs))
+        far.append(np.abs(resize_and_crop(settings, pixels).astype(int) - theirs))
     assert np.max(far) <= 2 and np.mean(np.array(far) > 1) < 1e-5 and np.mean(far) < 0.01
 
 
 def test_normalised_pixels_are_value_minus_mean_over_std():
-    mean, std = MEANS["imagenet"]
+    mean, std = NORMALISATIONS["imagenet"]
     pixels = noise(32, 32, 3)
     ours = preprocess(Preprocess(size=32, mean=mean, std=std), pixels)
     theirs = (pixels / 255 - mean) / std
@@ -67,10 +68,10 @@ def test_half_statistics_reach_from_minus_one_to_one():
 
 
 def test_an_image_alone_and_in_a_batch_give_the_same_bits():
-    settings = Preprocess(size=33, mean=MEANS["clip"][0], std=MEANS["clip"][1])
+    settings = Preprocess(size=33, mean=NORMALISATIONS["clip"][0], std=NORMALISATIONS["clip"][1])
     images = [noise(50, 41, 3, seed=i) for i in range(7)]
     alone = torch.stack([preprocess(settings, image) for image in images])
-    fitted = np.stack([fit(settings, image) for image in images]).transpose(0, 3, 1, 2)
+    fitted = np.stack([resize_and_crop(settings, image) for image in images]).transpose(0, 3, 1, 2)
     assert torch.equal(normalise(settings, torch.from_numpy(np.ascontiguousarray(fitted))), alone)
 
 
@@ -87,7 +88,7 @@ def test_the_number_of_threads_does_not_matter():
 
 def test_a_picture_of_the_right_size_is_untouched():
     pixels = noise(32, 32, 3)
-    assert np.array_equal(fit(Preprocess(size=32), pixels), pixels)
+    assert np.array_equal(resize_and_crop(Preprocess(size=32), pixels), pixels)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 5])
@@ -98,31 +99,31 @@ def test_any_number_of_channels_has_a_way(channels):
 
 @pytest.mark.parametrize("shape", [(1, 30_000, 3), (30_000, 1, 3), (1, 1, 3), (2, 700, 3)])
 def test_extreme_shapes_do_not_fill_the_memory(shape):
-    assert fit(Preprocess(size=224, crop=0.9), noise(*shape)).shape == (224, 224, 3)
+    assert resize_and_crop(Preprocess(size=224, crop=0.9), noise(*shape)).shape == (224, 224, 3)
 
 
 def test_height_and_width_may_differ():
     pixels = np.zeros((60, 90, 3), np.uint8)
     pixels[:, 45:] = 255
-    fitted = fit(Preprocess(size=(20, 40)), pixels)
+    fitted = resize_and_crop(Preprocess(size=(20, 40)), pixels)
     assert fitted.shape == (20, 40, 3) and fitted[:, :19].max() == 0 and fitted[:, 21:].min() == 255
 
 
 def test_crop_keeps_the_centre():
     pixels = np.zeros((100, 100, 3), np.uint8)
     pixels[26:74, 26:74] = 200
-    assert fit(Preprocess(size=50, crop=0.5), pixels).mean() > 180
+    assert resize_and_crop(Preprocess(size=50, crop=0.5), pixels).mean() > 180
 
 
 def test_shrink_never_enlarges():
     small, large = noise(40, 60, 3), noise(400, 600, 3)
-    assert shrink(small, (50, 50), "bicubic") is small
-    assert shrink(large, (50, 50), "bicubic").shape == (50, 75, 3)
+    assert shrink_to_cover(small, (50, 50), "bicubic") is small
+    assert shrink_to_cover(large, (50, 50), "bicubic").shape == (50, 75, 3)
 
 
 def test_settings_survive_json():
     settings = Preprocess(size=(8, 16), crop=0.9, mean=(0.1, 0.2, 0.3), interpolation="bilinear")
-    assert Preprocess.from_plain(json.loads(json.dumps(settings.plain()))) == settings
+    assert Preprocess.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
 
 
 def test_one_number_stands_for_all_channels():
@@ -133,17 +134,17 @@ def test_one_number_stands_for_all_channels():
     ("wrong", "says"),
     [
         ({"size": 0}, "size is 0"),
-        ({"size": (1, 2, 3)}, "is no size"),
+        ({"size": (1, 2, 3)}, "give one number or"),
         ({"crop": 1.5}, "crop is 1.5"),
-        ({"interpolation": "nearest"}, "'nearest' is unknown"),
-        ({"mean": (0.5, 0.5)}, "mean has 2 numbers for 3 channels"),
+        ({"interpolation": "nearest"}, "unknown interpolation 'nearest'"),
+        ({"mean": (0.5, 0.5)}, "mean has 2 values for 3 channels"),
         ({"std": (0.0,)}, "std is"),
-        ({"stretch": True}, "has no ['stretch']"),
+        ({"stretch": True}, "has no setting 'stretch'"),
     ],
 )
 def test_wrong_settings_are_named(wrong, says):
     with pytest.raises(UserError) as error:
-        Preprocess.from_plain(wrong)
+        Preprocess.from_dict(wrong)
     assert says in str(error.value)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.data.samples import class_folders, write
-from vitrail.data.open import address, open_data
-from vitrail.data.source import fingerprint, indices
-from vitrail.display.progress import bar
+from vitrail.data.open import open_data, resolve_data
+from vitrail.data.source import fingerprint, split_indices
+from vitrail.display.progress import progress_bar
 from vitrail.errors import UserError
 
 
@@ -29,22 +29,22 @@ def why(data) -> str:
 
 
 def test_what_is_nowhere_names_the_nearest_set(tmp_path):
-    assert "there is no 'cifa10'" in why("cifa10")
+    assert "'cifa10' does not exist" in why("cifa10")
     assert "did you mean cifar10?" in why("cifa10")
-    assert "there is no" in why(tmp_path / "nothing")
+    assert "does not exist" in why(tmp_path / "nothing")
 
 
 def test_what_is_no_data_set_says_what_was_wanted(tmp_path):
     path = write(tmp_path / "one.png", 1)
-    assert "is no data set; wanted a folder of class folders" in why(path)
+    assert "is not a data set; wanted a folder of class folders" in why(path)
     os.mkfifo(tmp_path / "table.csv")
-    assert "is no data set" in why(tmp_path / "table.csv")
+    assert "is not a data set" in why(tmp_path / "table.csv")
 
 
 def test_names_that_no_disk_can_hold_are_errors():
-    assert "there is no ''" in why("")
-    assert "cannot look at" in why("x" * 5000)
-    assert "there is no" in why("nul\0")
+    assert "'' does not exist" in why("")
+    assert "cannot open" in why("x" * 5000)
+    assert "does not exist" in why("nul\0")
 
 
 def test_a_home_folder_may_be_written_with_a_tilde(pets, monkeypatch):
@@ -53,21 +53,21 @@ def test_a_home_folder_may_be_written_with_a_tilde(pets, monkeypatch):
 
 
 def test_a_tilde_before_no_user_is_a_letter_like_others(pets, monkeypatch):
-    assert "there is no '~nobody-of-this-name/pets'" in why("~nobody-of-this-name/pets")
+    assert "'~nobody-of-this-name/pets' does not exist" in why("~nobody-of-this-name/pets")
     rows = "".join(
         f"{name}/{number}.png,{name}\n" for name in ("cat", "dog") for number in range(9)
     )
     (pets / "~backup.csv").write_text(f"path,label\n{rows}")
     monkeypatch.chdir(pets)
     assert len(open_data("~backup.csv")) == 18
-    assert address("~backup.csv") == str(pets / "~backup.csv")
+    assert resolve_data("~backup.csv") == str(pets / "~backup.csv")
 
 
 def test_indices_are_the_positions_of_a_split(pets):
     source = open_data(pets)
-    parts = [indices(source, split) for split in ("train", "val", "test")]
+    parts = [split_indices(source, split) for split in ("train", "val", "test")]
     assert sorted(np.concatenate(parts).tolist()) == list(range(40))
-    assert indices(source, "all").tolist() == list(range(40))
+    assert split_indices(source, "all").tolist() == list(range(40))
     assert set(source.splits[parts[1]]) == {"val"}
 
 
@@ -123,7 +123,7 @@ def test_an_edit_of_the_same_size_shows_in_the_dates(pets):
 
 
 def test_a_bar_is_drawn_only_where_a_terminal_watches(capsys):
-    with bar("working", 3) as advance:
+    with progress_bar("working", 3) as advance:
         advance(3)
     assert capsys.readouterr() == ("", "")
 
@@ -131,10 +131,10 @@ def test_a_bar_is_drawn_only_where_a_terminal_watches(capsys):
 @pytest.mark.parametrize("sizes", [True, False])
 def test_a_bar_appears_when_it_takes_long(monkeypatch, capsys, sizes):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("vitrail.display.progress.PATIENCE", -1.0)
+    monkeypatch.setattr("vitrail.display.progress.DELAY", -1.0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with bar("working", 3, sizes=sizes) as advance:
+    with progress_bar("working", 3, in_bytes=sizes) as advance:
         advance(1)
     printed = capsys.readouterr()
     assert "working" in printed.err

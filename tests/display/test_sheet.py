@@ -1,4 +1,4 @@
-"""The sheet shows what the model is fed."""
+"""The contact sheet shows what the model receives."""
 
 import io
 from itertools import islice
@@ -8,24 +8,37 @@ import torch
 from PIL import Image
 
 from tests.data.fakes import Fake, arrays
-from vitrail.data.config import AUGMENTS, DataConfig, Preprocess
+from vitrail.data.config import AUGMENT_PRESETS, NORMALISATIONS, DataConfig, Preprocess
 from vitrail.data.loader import Batch, Loader
-from vitrail.data.preprocess import MEANS, normalise
-from vitrail.display.sheet import CELL, GAP, LINE, denormalise, drawable, lettering, name_of, sheet
+from vitrail.data.preprocess import normalise
+from vitrail.display.sheet import (
+    CELL,
+    GAP,
+    LINE,
+    denormalise,
+    describe_target,
+    draw_sheet,
+    label_or_index,
+    load_font,
+)
 
 
 def shown(batch, classes, view, **settings):
-    return sheet(batch.images, batch.targets, classes, mean=view.mean, std=view.std, **settings)
+    return draw_sheet(
+        batch.images, batch.targets, classes, mean=view.mean, std=view.std, **settings
+    )
 
 
-def test_normalisation_is_taken_back_exactly():
-    view = Preprocess(size=16, mean=MEANS["imagenet"][0], std=MEANS["imagenet"][1])
+def test_denormalisation_is_exact():
+    view = Preprocess(
+        size=16, mean=NORMALISATIONS["imagenet"][0], std=NORMALISATIONS["imagenet"][1]
+    )
     pixels = np.stack(arrays(4))
     images = normalise(view, torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous())
     assert np.array_equal(denormalise(images, view.mean, view.std), pixels)
 
 
-def test_every_image_has_its_place():
+def test_every_image_has_its_cell():
     view, source = Preprocess(size=16), Fake(arrays())
     batch = next(iter(Loader(source, view, DataConfig(), batch=10).training()))
     page = Image.open(io.BytesIO(shown(batch, source.classes, view, columns=4)))
@@ -41,15 +54,18 @@ def test_every_image_has_its_place():
 def test_grey_and_mixed_batches_can_be_shown():
     view = Preprocess(size=8, channels=1)
     source = Fake(arrays(side=8, channels=1))
-    config = DataConfig(augment=AUGMENTS["strong"])
+    config = DataConfig(augment=AUGMENT_PRESETS["strong"])
     for batch in islice(Loader(source, view, config, batch=4).training(), 3):
         assert Image.open(io.BytesIO(shown(batch, source.classes, view))).mode == "RGB"
 
 
 def test_both_classes_of_a_mixed_image_are_named():
-    assert name_of(torch.tensor([0.3, 0.0, 0.7]), ["cat", "dog", "owl"]) == "70 % owl, 30 % cat"
-    assert name_of(torch.tensor([0.0, 1.0, 0.0]), ["cat", "dog", "owl"]) == "dog"
-    assert name_of(torch.tensor(2), ["cat", "dog", "owl"]) == "owl"
+    assert (
+        describe_target(torch.tensor([0.3, 0.0, 0.7]), ["cat", "dog", "owl"])
+        == "70 % owl, 30 % cat"
+    )
+    assert describe_target(torch.tensor([0.0, 1.0, 0.0]), ["cat", "dog", "owl"]) == "dog"
+    assert describe_target(torch.tensor(2), ["cat", "dog", "owl"]) == "owl"
 
 
 def test_a_long_label_stays_in_its_column():
@@ -62,5 +78,5 @@ def test_a_long_label_stays_in_its_column():
 
 def test_a_class_that_the_font_cannot_write_is_named_by_its_number():
     names = ["café 2", "Ж", "\u732b"]  # the last one Chinese
-    names_shown = [drawable(name, number, lettering()) for number, name in enumerate(names)]
+    names_shown = [label_or_index(name, number, load_font()) for number, name in enumerate(names)]
     assert names_shown == ["café 2", "Ж", "class 2"]

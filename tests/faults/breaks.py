@@ -16,9 +16,9 @@ from vitrail import files
 from vitrail.data import image
 from vitrail.data.loader import Loader
 from vitrail.data.reading import workers
-from vitrail.data.sources.folder import Files, Item, read_file
+from vitrail.data.sources.folder import FileSource, Item, read_file
 from vitrail.errors import UserError
-from vitrail.run import drive, run
+from vitrail.run import dataset, drive, lock, resume
 from vitrail.run.drive import Driver
 from vitrail.run.journal import Journal
 from vitrail.training import checkpoint, loop
@@ -27,48 +27,51 @@ from vitrail.training.learner import Learner
 
 def written_in_place() -> None:
     @contextmanager
-    def replacing(path: str | Path) -> Iterator[Path]:
+    def atomic_write(path: str | Path) -> Iterator[Path]:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         yield Path(path)
 
-    files.replacing = replacing
+    files.atomic_write = atomic_write
 
 
-def old_state_deleted_first() -> None:
-    def set_aside(path: Path) -> None:
+def old_checkpoint_deleted_first() -> None:
+    def move_aside(path: Path) -> None:
         if path.exists():
             shutil.rmtree(path)
 
-    checkpoint.set_aside = set_aside
+    checkpoint.move_aside = move_aside
 
 
 def not_synced() -> None:
-    files.sync = lambda path: None
+    files.fsync = lambda path: None
 
 
 def not_swept() -> None:
-    files.sweep = lambda folder, *names: None
+    files.remove_temporary = lambda folder, *names: None
 
 
 def no_checksums() -> None:
-    checkpoint.check = lambda found, written: None
+    checkpoint.check_manifest = lambda actual, stored: None
 
 
-def newest_state_only() -> None:
-    checkpoint.load = lambda folder: checkpoint.read(checkpoint.saved(Path(folder))[0])
+def newest_checkpoint_only() -> None:
+    def load_checkpoint(folder: str | Path) -> checkpoint.Checkpoint:
+        return checkpoint.read_checkpoint(checkpoint.list_checkpoints(Path(folder))[0])
+
+    checkpoint.load_checkpoint = load_checkpoint
 
 
 def no_lock() -> None:
-    checkpoint.lock = lambda folder: nullcontext()
+    lock.lock_folder = lambda folder: nullcontext()
 
 
-def disk_not_told() -> None:
-    checkpoint.disk_told = lambda failure, left: nullcontext()
+def disk_errors_not_reported() -> None:
+    checkpoint.report_disk_errors = lambda failure, consequence: nullcontext()
     files.ADVICE = {}  # by which the command line knows what the system refused
 
 
-def journal_not_told() -> None:
-    Journal.told = lambda self: nullcontext()
+def journal_errors_not_reported() -> None:
+    Journal._report_errors = lambda self: nullcontext()
     files.ADVICE = {}
 
 
@@ -93,31 +96,31 @@ def signal_without_save() -> None:
 
 
 def any_data_taken() -> None:
-    run.fingerprint = lambda source: ANY
+    dataset.fingerprint = lambda source, **dates: ANY
 
 
 def any_model_trusted() -> None:
-    run.holds_model = lambda folder: True
+    resume.has_model = lambda folder: True
 
 
 def results_trusted() -> None:
-    run.read_metrics = lambda folder: json.loads((folder / "metrics.json").read_text())
+    resume.read_metrics = lambda folder: json.loads((folder / "metrics.json").read_text())
 
 
 def recipe_invented() -> None:
-    run.read_recipe = lambda path: {"source": "digits"}
+    resume.read_recipe = lambda path: {"source": "digits"}
 
 
 def sizes_trusted() -> None:
-    def item(self: Files, index: int) -> Item:
+    def item(self: FileSource, index: int) -> Item:
         content = read_file(self.root / self.ids[index])
         return Item(content, int(self.labels[index]), self.ids[index])
 
-    Files.__getitem__ = item
+    FileSource.__getitem__ = item
 
 
 def refused_is_broken() -> None:
-    files.SHORT = ()
+    files.RESOURCE_ERRORS = ()
 
 
 def death_overlooked() -> None:
@@ -145,45 +148,44 @@ def nan_taken() -> None:
 
 def nan_saved() -> None:
     def save(self: Driver) -> None:
-        tensors = self.learner.tensors()
-        checkpoint.save(self.folder / "checkpoints", self.facts["step"], tensors, dict(self.facts))
+        self.recorder.save_checkpoint(self.learner, self.progress)
         self.saved = drive.time.monotonic()
 
     Driver.save = save
 
 
 def any_float_taken() -> None:
-    taken = image.to_bytes
+    taken = image.to_uint8
 
     def to_bytes(values: Any) -> Any:
         return taken(values if values.dtype.kind == "u" else (values * 255).astype("uint8"))
 
-    image.to_bytes = to_bytes
+    image.to_uint8 = to_bytes
 
 
 def clock_on_the_wall() -> None:
     drive.time = SimpleNamespace(monotonic=time.time)
 
 
-def memory_not_told() -> None:
-    loop.memory_told = lambda config: nullcontext()
+def out_of_memory_not_reported() -> None:
+    loop.report_out_of_memory = lambda images, accumulate: nullcontext()
 
 
 def pixels_not_counted() -> None:
-    image.check_pixels = lambda width, height, limit: None
+    image.check_pixel_count = lambda width, height, limit: None
     Image.MAX_IMAGE_PIXELS = None
 
 
 def images_mended() -> None:
     """As a well-known library once did with its users' files."""
-    item = Files.__getitem__
+    item = FileSource.__getitem__
 
-    def mending(self: Files, index: int) -> Item:
+    def mending(self: FileSource, index: int) -> Item:
         path = self.root / self.ids[index]
         path.write_bytes(path.read_bytes())
         return item(self, index)
 
-    Files.__getitem__ = mending
+    FileSource.__getitem__ = mending
 
 
 def notes_elsewhere() -> None:
@@ -199,4 +201,4 @@ def notes_elsewhere() -> None:
 def anything_raised() -> None:
     """A file's damage reaches the caller as Pillow raises it."""
     image.UserError = KeyError  # what `load_image` lets through
-    image.reason = lambda error: (_ for _ in ()).throw(error)
+    image.describe_decode_error = lambda error: (_ for _ in ()).throw(error)

@@ -20,16 +20,17 @@ from safetensors.torch import save
 from tests.data.bad import bomb
 from tests.zoo import samples
 from tests.zoo.arrays import google_arrays
-from vitrail.data.image import facts, load_image
+from vitrail.data.image import image_info, load_image
 from vitrail.data.open import open_data
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.run import classifier, run
-from vitrail.run.recipe import Recipe, build, read_recipe, write_toml
+from vitrail.run import classifier
+from vitrail.run.recipe import Recipe, read_recipe, recipe_to_toml, settings_from_dict
 from vitrail.run.record import read_run
 from vitrail.run.report import make
 from vitrail.run.report.compare import compare
+from vitrail.run.resume import resume
 from vitrail.training import checkpoint
 from vitrail.zoo import load as zoo
 
@@ -184,7 +185,7 @@ class Images:
         self.files = pictures()
 
     def read(self, name: str, content: bytes, seed: int) -> None:
-        for look in (facts, load_image):
+        for look in (image_info, load_image):
             try:
                 look(content)
             except UserError:
@@ -246,11 +247,11 @@ class Recipes:
 
     def __init__(self, place: Path, done: Path):
         self.path = place / "recipe.toml"
-        self.files = {"recipe.toml": write_toml(Recipe()).encode()}
+        self.files = {"recipe.toml": recipe_to_toml(Recipe()).encode()}
 
     def read(self, name: str, content: bytes, seed: int) -> None:
         self.path.write_bytes(content)
-        build(Recipe, read_recipe(self.path))
+        settings_from_dict(Recipe, read_recipe(self.path))
 
 
 class Runs:
@@ -261,20 +262,24 @@ class Runs:
     def __init__(self, place: Path, done: Path):
         self.run, self.other = place / "run", place / "other"
         shutil.copytree(done, self.run), shutil.copytree(done, self.other)
-        names = [path for path in self.run.rglob("*") if path.is_file() and path.name != ".lock"]
+        names = [
+            path
+            for path in self.run.rglob("*")
+            if path.is_file() and path.name not in (".lock", ".owner")
+        ]
         self.files = {str(path.relative_to(self.run)): path.read_bytes() for path in names}
 
     def read(self, name: str, content: bytes, seed: int) -> None:
         (self.run / name).write_bytes(content)
         looks: list[Callable[[], Any]] = [
-            lambda: checkpoint.load(self.run / "checkpoints"),
+            lambda: checkpoint.load_checkpoint(self.run / "checkpoints"),
             lambda: read_run(self.run),
-            lambda: compare([self.run, self.other]),
+            lambda: compare(self.run, self.other),
             lambda: classifier.load(self.run),
-            lambda: run.resume(self.run, report=False, quiet=True),
+            lambda: resume(self.run, report=False, quiet=True),
         ]
         if seed % PAGES == PAGES - 1:
-            looks.append(lambda: make.make(self.run))
+            looks.append(lambda: make.write_report(self.run))
         try:
             for look in looks:
                 try:
@@ -310,7 +315,7 @@ class Models:
         if name.startswith("ours"):
             classifier.load(path).predict(np.zeros((8, 8, 1), np.uint8))
         else:
-            zoo.load(path, vit=self.flags.get(name.partition(".")[0], {}))
+            zoo.load_weights(path, vit=self.flags.get(name.partition(".")[0], {}))
 
 
 KINDS: dict[str, type[Any]] = {

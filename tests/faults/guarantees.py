@@ -18,7 +18,7 @@ import pytest
 
 from tests.faults import fuzz, harm, saves
 from tests.faults.children import Harm, Nursery
-from tests.faults.lab import DIGITS, PHOTOS, STOP, Lab, digest, told_in_one_line
+from tests.faults.lab import DIGITS, PHOTOS, STOP, Lab, digest, reports_in_one_line
 from vitrail.cli.main import main
 from vitrail.training import checkpoint
 from vitrail.zoo.file import load_model
@@ -50,10 +50,10 @@ def synced(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
 
 
 def killed_in_a_run(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
-    """At a call that changes the disk: of the journal, the model or a state; then resumed."""
-    luck = np.random.default_rng(0)
+    """At a call that changes the disk: of the log, the model or a checkpoint; then resumed."""
+    rng = np.random.default_rng(0)
     for _ in range(tries):
-        run, moment = lab.copy(), partial(harm.mortal, int(luck.integers(200)))
+        run, moment = lab.copy(), partial(harm.mortal, int(rng.integers(200)))
         done = lab.resume(run, harm.ticking, *broken, moment)
         assert done.code == -signal.SIGKILL, done
         lab.recovers(run, *broken)
@@ -62,14 +62,14 @@ def killed_in_a_run(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
 
 def killed_from_outside(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     """Twice, at any moment from the first step on; before that there is nothing to lose."""
-    luck = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for _ in range(tries):
         run = lab.fresh()
         arguments = ["train", *DIGITS, "--out", str(run)]
         for _ in range(2):
             child = lab.nursery.start(main, arguments, harms=[harm.quick, harm.ticking, *broken])
-            wait_for_lines(child.process, run / "log.jsonl", int(luck.integers(1, 12)))
-            time.sleep(luck.uniform(0, 0.02))
+            wait_for_lines(child.process, run / "log.jsonl", int(rng.integers(1, 12)))
+            time.sleep(rng.uniform(0, 0.02))
             child.process.kill()
             assert child.done().code in (-signal.SIGKILL, 0)
             arguments = ["resume", str(run)]
@@ -89,7 +89,7 @@ def signalled(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
         run = lab.copy()
         done = lab.resume(run, *broken, partial(harm.at_step, 20, harm.signalled, number))
         assert done.code == code and "Traceback" not in done.told, done
-        saved = checkpoint.load(run / "checkpoints")
+        saved = checkpoint.load_checkpoint(run / "checkpoints")
         assert saved is not None and saved.step == 20
         lab.recovers(run, *broken)
         yield 1
@@ -98,16 +98,16 @@ def signalled(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
 def flipped(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy()
     yield lab.nursery.ask(saves.flipped, run / "checkpoints", tries, harms=broken)
-    newest = checkpoint.saved(run / "checkpoints")[0] / checkpoint.TENSORS
+    newest = checkpoint.list_checkpoints(run / "checkpoints")[0] / checkpoint.TENSORS
     newest.write_bytes(newest.read_bytes()[:-1] + b"\x55")
-    assert f"going back to step {STOP - 1}" in lab.recovers(run, *broken).told
+    assert f"falling back to step {STOP - 1}" in lab.recovers(run, *broken).told
     yield 1
 
 
 def shortened(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy()
     yield lab.nursery.ask(saves.shortened, run / "checkpoints", tries, harms=broken)
-    shutil.rmtree(checkpoint.saved(run / "checkpoints")[0])
+    shutil.rmtree(checkpoint.list_checkpoints(run / "checkpoints")[0])
     os.truncate(run / "log.jsonl", 1000)
     lab.recovers(run, *broken, journal=False)
     yield 1
@@ -117,11 +117,11 @@ def shortened(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     yield 1
 
 
-def no_state_whole(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
+def all_damaged(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy()
-    for path in checkpoint.saved(run / "checkpoints"):
+    for path in checkpoint.list_checkpoints(run / "checkpoints"):
         os.truncate(path / checkpoint.TENSORS, 100)
-    told_in_one_line(lab.resume(run, *broken), "no state in")
+    reports_in_one_line(lab.resume(run, *broken), "all checkpoints in")
     load_model(run / "model.safetensors")  # the best so far is still there
     yield 1
 
@@ -140,21 +140,25 @@ def model_lost(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
 
 
 def recipe_lost(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
-    for share, words in ((None, "is no run"), (0.7, "the recipe"), (0.0, "there is no ''")):
+    for share, words in (
+        (None, "is not a run folder"),
+        (0.7, "the recipe"),
+        (0.0, "'' does not exist"),
+    ):
         run = lab.copy()
         path = run / "recipe.toml"
         if share is None:
             path.unlink()
         else:
             os.truncate(path, int(share * path.stat().st_size))
-        told_in_one_line(lab.resume(run, *broken), words)
+        reports_in_one_line(lab.resume(run, *broken), words)
         yield 1
 
 
 def metrics_damaged(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy(lab.whole)
     os.truncate(run / "metrics.json", 50)
-    told_in_one_line(lab.resume(run, *broken), "metrics.json is damaged")
+    reports_in_one_line(lab.resume(run, *broken), "metrics.json is damaged")
     yield 1
 
 
@@ -177,7 +181,7 @@ def no_handles_for_data(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[in
     for harms in (partial(harm.handles_now, 0), partial(harm.no_handle_for, "7.png")):
         flags = [lab.photos / "train", *PHOTOS, "--data.skip-broken", "--out", lab.fresh()]
         done = lab.nursery.vitrail("train", *flags, harms=[harm.quick, harms, *broken])
-        told_in_one_line(done, "raise the limit with ulimit -n")
+        reports_in_one_line(done, "raise the limit with ulimit -n")
         yield 1
 
 
@@ -203,7 +207,7 @@ def on_a_full_disk(
         inner.copy(to=run)
         act = partial(harm.at_step, 20, harm.disk_filled, filler, room)
         done = inner.resume(run, harm.ticking, act, *broken)
-        told_in_one_line(done, "No space left on device", begun=True)
+        reports_in_one_line(done, "No space left on device", begun=True)
         filler.unlink()
         inner.recovers(run)
         shutil.rmtree(run)
@@ -231,13 +235,13 @@ def on_a_read_only_disk(place: Path, whole: Path, part: Path, broken: tuple[Harm
     inner = lab_of_a_child(place, whole, part)
     run = inner.copy()
     harm.read_only(run)
-    told_in_one_line(inner.resume(run, *broken), "Read-only file system")
+    reports_in_one_line(inner.resume(run, *broken), "Read-only file system")
     done = inner.nursery.vitrail("train", *DIGITS, "--out", run / "deeper", harms=broken)
-    told_in_one_line(done, "Read-only file system")
+    reports_in_one_line(done, "Read-only file system")
     harm.writable(run)
     act = partial(harm.at_step, 20, harm.disk_read_only, run / "checkpoints")
     done = inner.resume(run, harm.ticking, act, *broken)
-    told_in_one_line(done, "Read-only file system", begun=True)
+    reports_in_one_line(done, "Read-only file system", begun=True)
     harm.writable(run / "checkpoints")
     inner.recovers(run)
     return 3
@@ -264,7 +268,7 @@ def two_processes(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     try:
         while not there.exists() and first.process.is_alive():
             time.sleep(0.01)
-        told_in_one_line(lab.resume(run, *broken), f"is in use by process {pid}")
+        reports_in_one_line(lab.resume(run, *broken), f"is in use by process {pid}")
     finally:
         go.touch()
         assert first.done().code == 0
@@ -278,7 +282,7 @@ def moved(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
         run, target = lab.copy(), lab.fresh()
         act = partial(harm.at_step, step, harm.moved, target)
         done = lab.resume(run, *([harm.ticking] if step == 20 else []), act, *broken)
-        told_in_one_line(done, f"{run} is gone", begun=True)
+        reports_in_one_line(done, f"{run} was moved or deleted", begun=True)
         assert not run.exists()
         lab.recovers(target)
         yield 1
@@ -288,9 +292,9 @@ def deleted(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy()
     act = partial(harm.at_step, 20, harm.deleted)
     done = lab.resume(run, harm.ticking, act, *broken)
-    told_in_one_line(done, f"{run} is gone", begun=True)
+    reports_in_one_line(done, f"{run} was moved or deleted", begun=True)
     assert not run.exists()
-    told_in_one_line(lab.resume(run), "is no run")
+    reports_in_one_line(lab.resume(run), "is not a run folder")
     yield 1
 
 
@@ -301,11 +305,13 @@ def data_gone(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
         run, good = lab.copy(lab.photos_part), path.read_bytes()
         done = lab.resume(run, partial(harm.at_step, 6, act, path), *broken)
         try:
-            told_in_one_line(done, f"train/dark/3.png: {words}", begun=True)
-            told_in_one_line(lab.resume(run, *broken), "is not the data this run began with")
+            reports_in_one_line(done, f"train/dark/3.png: {words}", begun=True)
+            reports_in_one_line(
+                lab.resume(run, *broken), "is not the data this run was started with"
+            )
         finally:
             path.write_bytes(good)
-        saved = checkpoint.load(run / "checkpoints")
+        saved = checkpoint.load_checkpoint(run / "checkpoints")
         assert saved is not None and saved.step > 6  # all steps that could be taken
         lab.recovers(run, like=lab.photos_whole)
         yield 1
@@ -315,7 +321,7 @@ def data_folder_gone(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run, away = lab.copy(lab.photos_part), lab.fresh()
     lab.photos.rename(away)
     try:
-        told_in_one_line(lab.resume(run, *broken), "there is no ")
+        reports_in_one_line(lab.resume(run, *broken), "does not exist")
     finally:
         away.rename(lab.photos)
     lab.recovers(run, like=lab.photos_whole)
@@ -325,7 +331,7 @@ def data_folder_gone(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
 def dead_worker(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy(lab.photos_part)
     act = partial(harm.at_step, 7, harm.worker_killed)
-    words = "a reading process was killed by SIGKILL"
+    words = "a worker process was killed by SIGKILL"
     lab.stumbles(run, words, act, *broken, like=lab.photos_whole)
     yield 1
 
@@ -333,10 +339,10 @@ def dead_worker(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
 def nan(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     """In images, loss, gradient, weights: no such step is taken, no such weight is saved."""
     cases = {
-        "hold NaN": partial(harm.at_step, 20, harm.nan_images),
+        "contain NaN": partial(harm.at_step, 20, harm.nan_images),
         "loss nan": partial(harm.nan_loss, 21 - STOP),
-        "gradient nan": partial(harm.at_step, 20, harm.nan_gradient),
-        "the weights held NaN": partial(harm.at_step, 20, harm.nan_weights),
+        "gradient norm nan": partial(harm.at_step, 20, harm.nan_gradient),
+        "the weights already contained NaN": partial(harm.at_step, 20, harm.nan_weights),
     }
     for words, case in cases.items():
         lab.stumbles(lab.copy(), words, harm.ticking, case, *broken)
@@ -348,7 +354,7 @@ def nan_in_a_file(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     shutil.copytree(lab.photos, data)
     np.save(data / "train" / "dark" / "nan.npy", np.full((16, 16, 3), np.nan, np.float32))
     done = lab.nursery.vitrail("train", data, *PHOTOS, "--out", run, harms=[harm.quick, *broken])
-    told_in_one_line(done, "nan.npy: floats outside 0 to 1", begun=True)
+    reports_in_one_line(done, "nan.npy: floats outside 0 to 1", begun=True)
     assert not run.exists()
     yield 1
 
@@ -358,7 +364,7 @@ def clock_jumps(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run = lab.copy()
     act = partial(harm.at_step, 22, harm.signalled, signal.SIGKILL)
     lab.resume(run, harm.ticking, harm.wild_clock, act, *broken)
-    saved = checkpoint.load(run / "checkpoints")
+    saved = checkpoint.load_checkpoint(run / "checkpoints")
     assert saved is not None and saved.step == 21
     lab.recovers(run, harm.wild_clock, *broken)
     yield 1
@@ -369,8 +375,8 @@ def no_memory(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     run, limit = lab.fresh(), partial(harm.memory_limited, 400 << 20)
     flags = ["digits", *large, "--train.steps", "9", "--data.workers", "0", "--out", run]
     done = lab.nursery.vitrail("train", *flags, harms=[harm.quick, limit, *broken])
-    words = "no memory for 1024 images at once; raise accumulate to 2"
-    told_in_one_line(done, words, begun=True)
+    words = "micro-batches of 1024 images; raise --train.accumulate to 2"
+    reports_in_one_line(done, words, begun=True)
     assert not run.exists()
     yield 1
 
@@ -407,12 +413,12 @@ CASES = {
     "killed at a call of a run, resumed": Case(killed_in_a_run, 2, 60),
     "killed from outside twice, resumed": Case(killed_from_outside, 1, 15),
     "Ctrl-C and SIGTERM": Case(signalled),
-    "a bit of a state flipped": Case(flipped, 200, 2000),
-    "a file of a state missing or cut off": Case(shortened, 9, 90),
-    "no state whole": Case(no_state_whole),
-    "the kept model missing or cut off": Case(model_lost),
-    "the recipe missing or cut off": Case(recipe_lost),
-    "the results cut off": Case(metrics_damaged),
+    "a bit of a checkpoint flipped": Case(flipped, 200, 2000),
+    "a file of a checkpoint missing or truncated": Case(shortened, 9, 90),
+    "all checkpoints damaged": Case(all_damaged),
+    "the best model missing or truncated": Case(model_lost),
+    "the recipe missing or truncated": Case(recipe_lost),
+    "the metrics truncated": Case(metrics_damaged),
     "disk full": Case(disk_full, 2, 40),
     "folder read-only": Case(read_only),
     "file size limit": Case(file_size_limit, 2, 30),

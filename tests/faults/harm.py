@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.run import drive, plan, run
+from vitrail.run import dataset, drive, finish, plan
 from vitrail.run.drive import Driver
 from vitrail.training import loop
 
@@ -32,31 +32,31 @@ MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 def quick() -> None:
     """No timing before a run, no page after it."""
     plan.TRIAL = 0.0
-    run.told = lambda done, loader, live: done
+    finish.make_report = lambda folder, loader, terminal: None
 
 
 def ticking() -> None:
-    """A second passes at every look at the clock: a state is saved after every step."""
+    """A second passes at every reading of the clock: a checkpoint is saved after every step."""
     ticks = count()
     drive.time = SimpleNamespace(monotonic=lambda: float(next(ticks)))
 
 
 def wild_clock() -> None:
-    """The clock on the wall jumps back by months at every look at it."""
+    """The system clock jumps back by months at every reading."""
     turns = count()
     time.time = lambda: 1.7e9 - 1e7 * next(turns)
 
 
 def at_step(number: int, act: Callable[..., None], *arguments: Any) -> None:
     """Something happens right after a step."""
-    note = Driver.note
+    record = Driver.record_step
 
-    def noting(self: Driver, step: loop.Step) -> None:
-        note(self, step)
+    def recording(self: Driver, step: loop.Step) -> None:
+        record(self, step)
         if step.number == number:
             act(self, *arguments)
 
-    Driver.note = noting
+    Driver.record_step = recording
 
 
 def signalled(driver: Driver, number: int) -> None:
@@ -106,13 +106,13 @@ def no_more_handles(more: int) -> None:
 
 def handles_now(more: int) -> None:
     """No more than these once the data is looked at."""
-    look = run.open_data
+    open_data = dataset.open_data
 
     def opening(*arguments: Any, **options: Any) -> Any:
         no_more_handles(more)
-        return look(*arguments, **options)
+        return open_data(*arguments, **options)
 
-    run.open_data = opening
+    dataset.open_data = opening
 
 
 def no_handle_for(name: str) -> None:

@@ -17,7 +17,7 @@ from tests.run.conftest import tensors
 from vitrail.run.journal import read_journal
 from vitrail.training import checkpoint
 
-STEPS, STOP = 24, 17  # it looks at the validation images after steps 15 and 24
+STEPS, STOP = 24, 17  # it evaluates after steps 15 and 24
 TINY = [
     *("--vit.width", "16", "--vit.depth", "1", "--vit.heads", "1", "--train.ema", "0.9"),
     *("--train.save-every", "1", "--train.log-every", "1", "--train.evaluate-every", "3"),
@@ -49,18 +49,18 @@ class Lab:
 
     @cached_property
     def part(self) -> Path:
-        """Stopped after 17 of 24 steps; the states of 16 and 17 are there, and a model of 15."""
+        """Stopped after 17 of 24 steps; the checkpoints of 16 and 17 exist, and a model of 15."""
         return self.train(*DIGITS, stop=STOP)
 
     @cached_property
     def photos(self) -> Path:
         """A folder of tiny images of two classes, in given splits."""
-        root, luck = self.folder / "photos", np.random.default_rng(0)
+        root, rng = self.folder / "photos", np.random.default_rng(0)
         for split, count in (("train", 16), ("val", 6), ("test", 6)):
             for number, label in enumerate(("dark", "light")):
                 (root / split / label).mkdir(parents=True)
                 for picture in range(count):
-                    pixels = luck.integers(0, 60, (16, 16, 3)) + 190 * number
+                    pixels = rng.integers(0, 60, (16, 16, 3)) + 190 * number
                     path = root / split / label / f"{picture}.png"
                     Image.fromarray(pixels.astype(np.uint8)).save(path)
         return root
@@ -108,8 +108,8 @@ class Lab:
 
     def stumbles(self, run: Path, words: str, *harms: Harm, like: Path | None = None) -> None:
         """Is stopped by what goes wrong, says so, has lost nothing, and recovers without it."""
-        told_in_one_line(self.resume(run, *harms), words, begun=True)
-        assert checkpoint.load(run / "checkpoints") is not None
+        reports_in_one_line(self.resume(run, *harms), words, begun=True)
+        assert checkpoint.load_checkpoint(run / "checkpoints") is not None
         self.recovers(run, like=like)
 
 
@@ -120,7 +120,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in timed} for line in found]
 
 
-def told_in_one_line(done: Done, words: str, begun: bool = False) -> None:
+def reports_in_one_line(done: Done, words: str, begun: bool = False) -> None:
     """The last line of what a run says that has `begun`, else the only one."""
     assert done.code == 1 and "Traceback" not in done.told, done
     assert done.line.startswith("error: ") and words in done.line, done.line

@@ -1,4 +1,4 @@
-"""Saving a state under fire, tried inside a child."""
+"""Saving a checkpoint while things fail, tried inside a child."""
 
 import os
 import re
@@ -20,12 +20,14 @@ NUMBERS = 999  # in the saved tensor
 
 
 def put(folder: Path, step: int, attempt: int = 0) -> None:
-    checkpoint.save(folder, step, {"weight": torch.full((NUMBERS,), float(step))}, {"try": attempt})
+    checkpoint.save_checkpoint(
+        folder, step, {"weight": torch.full((NUMBERS,), float(step))}, {"try": attempt}
+    )
 
 
 def whole(folder: Path, *steps: int) -> None:
     """One of these states loads, to the last bit, and no other lies broken before it."""
-    found = checkpoint.load(folder)
+    found = checkpoint.load_checkpoint(folder)
     assert found is not None and not found.warnings, found
     assert found.step in steps, found.step
     assert found.tensors["weight"].tolist() == [float(found.step)] * NUMBERS
@@ -62,13 +64,13 @@ def killed_at_calls(folder: Path, every: int) -> int:
 def killed_in_writing(folder: Path, tries: int) -> int:
     """Inside a write of any file of a save, whoever does it."""
     folder.mkdir()
-    folder, luck = folder / "checkpoints", np.random.default_rng(0)
+    folder, rng = folder / "checkpoints", np.random.default_rng(0)
     put(folder, 1), put(folder, 2)
     for number in range(tries):
         steps = (2, 3) if number < tries // 2 else (3,)
         if number == tries // 2:
             put(folder, 3)
-        size = int(luck.integers(1, 4 * NUMBERS))
+        size = int(rng.integers(1, 4 * NUMBERS))
         ended = attempt(folder, number, partial(harm.mortal_in_writing, size))
         assert ended == -signal.SIGXFSZ, ended
         whole(folder, *steps)
@@ -120,24 +122,24 @@ def traced(folder: Path, options: list[str]) -> int | None:
 
 def flipped(folder: Path, tries: int) -> int:
     """One bit of any file of the newest of two states: found, and the state before is used."""
-    newest, before = checkpoint.saved(folder)
-    files, luck = sorted(newest.iterdir()), np.random.default_rng(0)
+    newest, before = checkpoint.list_checkpoints(folder)
+    files, rng = sorted(newest.iterdir()), np.random.default_rng(0)
     for _ in range(tries):
-        path = files[luck.integers(len(files))]
+        path = files[rng.integers(len(files))]
         good = path.read_bytes()
         bad = bytearray(good)
-        bad[luck.integers(len(bad))] ^= 1 << luck.integers(8)
+        bad[rng.integers(len(bad))] ^= 1 << rng.integers(8)
         path.write_bytes(bad)
         passed_over(folder, newest, before)
         path.write_bytes(good)
-    found = checkpoint.load(folder)
-    assert found is not None and found.step == checkpoint.number_of(newest)
+    found = checkpoint.load_checkpoint(folder)
+    assert found is not None and found.step == checkpoint.step_number(newest)
     return tries
 
 
 def shortened(folder: Path, tries: int) -> int:
     """Every file of the newest of two states is missing, empty or cut off: the other is used."""
-    newest, before = checkpoint.saved(folder)
+    newest, before = checkpoint.list_checkpoints(folder)
     done = 0
     for path in sorted(newest.iterdir()):
         good = path.read_bytes()
@@ -152,8 +154,8 @@ def shortened(folder: Path, tries: int) -> int:
 
 
 def passed_over(folder: Path, newest: Path, before: Path) -> None:
-    found = checkpoint.load(folder)
-    assert found is not None and found.step == checkpoint.number_of(before)
+    found = checkpoint.load_checkpoint(folder)
+    assert found is not None and found.step == checkpoint.step_number(before)
     assert any(warning.startswith(f"{newest.name} ") for warning in found.warnings)
 
 
@@ -175,6 +177,6 @@ def synced(folder: Path) -> int:
     put(folder / "checkpoints", 1)
     place = events.index(("rename", str(folder / "checkpoints" / "step-00000001")))
     before = {Path(path).name for kind, path in events[:place] if kind == "sync"}
-    assert {checkpoint.FACTS, checkpoint.TENSORS, checkpoint.MANIFEST, "step-00000001"} <= before
+    assert {checkpoint.PROGRESS, checkpoint.TENSORS, checkpoint.MANIFEST, "step-00000001"} <= before
     assert ("sync", str(folder / "checkpoints")) in events[place:]
     return 1

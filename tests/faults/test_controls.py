@@ -12,42 +12,54 @@ CONTROLS = {  # what is taken out: the case that must fail then, and how often i
     "the rename": ("killed at a call of a save", breaks.written_in_place, 12),
     "the rename, by strace": ("killed at a system call of a save", breaks.written_in_place, 10),
     "the rename, in a write": ("killed inside a write of a save", breaks.written_in_place, 4),
-    "setting aside": ("killed at a call of a save", breaks.old_state_deleted_first, 120),
+    "setting aside": ("killed at a call of a save", breaks.old_checkpoint_deleted_first, 120),
     "the sync": ("bytes on the disk before the name", breaks.not_synced, 1),
-    "the sweep": ("killed at a call of a run, resumed", breaks.not_swept, 4),
+    "the clean-up": ("killed at a call of a run, resumed", breaks.not_swept, 4),
     "the position": ("killed at a call of a run, resumed", breaks.position_forgotten, 2),
     "the average": ("Ctrl-C and SIGTERM", partial(breaks.part_forgotten, "average/"), 1),
     "the moments": ("Ctrl-C and SIGTERM", partial(breaks.part_forgotten, "optimizer/"), 1),
     "the last save": ("Ctrl-C and SIGTERM", breaks.signal_without_save, 1),
-    "the checksums": ("a bit of a state flipped", breaks.no_checksums, 20),
-    "the state before": ("a file of a state missing or cut off", breaks.newest_state_only, 9),
-    "a look at the model": ("the kept model missing or cut off", breaks.any_model_trusted, 1),
-    "a look at the recipe": ("the recipe missing or cut off", breaks.recipe_invented, 1),
-    "a look at the results": ("the results cut off", breaks.results_trusted, 1),
-    "words for a full disk": ("disk full", breaks.disk_not_told, 1),
-    "words for a journal": ("file size limit", breaks.journal_not_told, 1),
-    "words for a read-only disk": ("folder read-only", breaks.disk_not_told, 1),
-    "words for handles": ("no file handles at a save", breaks.disk_not_told, 1),
-    "what is refused": ("no file handles for the data", breaks.refused_is_broken, 1),
+    "the checksums": ("a bit of a checkpoint flipped", breaks.no_checksums, 20),
+    "the older checkpoint": (
+        "a file of a checkpoint missing or truncated",
+        breaks.newest_checkpoint_only,
+        9,
+    ),
+    "the check of the model": ("the best model missing or truncated", breaks.any_model_trusted, 1),
+    "the check of the recipe": ("the recipe missing or truncated", breaks.recipe_invented, 1),
+    "the check of the metrics": ("the metrics truncated", breaks.results_trusted, 1),
+    "the message for a full disk": ("disk full", breaks.disk_errors_not_reported, 1),
+    "the message for the log": ("file size limit", breaks.journal_errors_not_reported, 1),
+    "the message for a read-only disk": ("folder read-only", breaks.disk_errors_not_reported, 1),
+    "the message for file handles": (
+        "no file handles at a save",
+        breaks.disk_errors_not_reported,
+        1,
+    ),
+    "the kind of error": ("no file handles for the data", breaks.refused_is_broken, 1),
     "the lock": ("two processes in one run folder", breaks.no_lock, 1),
-    "a look at the folder": ("run folder moved", breaks.gone_overlooked, 1),
-    "a look at the folder, deleted": ("run folder deleted", breaks.gone_overlooked, 1),
+    "the check of the folder": ("run folder moved", breaks.gone_overlooked, 1),
+    "the check of the folder, deleted": ("run folder deleted", breaks.gone_overlooked, 1),
     "the sizes": ("an image gone or changed", breaks.sizes_trusted, 1),
     "the fingerprint": ("an image gone or changed", breaks.any_data_taken, 1),
-    "a look at workers": ("a data worker dead", breaks.death_overlooked, 1),
-    "a look at numbers": ("NaN in images, loss, gradient, weights", breaks.nan_taken, 1),
-    "a look at weights": ("NaN in images, loss, gradient, weights", breaks.nan_saved, 1),
-    "a look at floats": ("NaN in a file", breaks.any_float_taken, 1),
+    "the check of workers": ("a data worker dead", breaks.death_overlooked, 1),
+    "the check of numbers": (
+        "NaN in images, loss, gradient, weights",
+        breaks.nan_taken,
+        1,
+    ),
+    "the check of weights": ("NaN in images, loss, gradient, weights", breaks.nan_saved, 1),
+    "the check of float images": ("NaN in a file", breaks.any_float_taken, 1),
     "the steady clock": ("the clock jumps", breaks.clock_on_the_wall, 1),
-    "words for memory": ("no memory for the batch", breaks.memory_not_told, 1),
+    "the message for memory": ("no memory for the batch", breaks.out_of_memory_not_reported, 1),
     "the limit of pixels": ("an image that claims 144 megapixels", breaks.pixels_not_counted, 1),
-    "hands off the data": ("data unchanged, nothing written elsewhere", breaks.images_mended, 1),
+    "read-only data": ("data unchanged, nothing written elsewhere", breaks.images_mended, 1),
     "the fence": ("data unchanged, nothing written elsewhere", breaks.notes_elsewhere, 1),
 }
 
 COSTLY = {  # more than a second each: by `make faults` alone
-    *("setting aside", "the sweep", "the moments", "the sizes", "a look at weights"),
-    *("a look at the recipe", "the limit of pixels", "a look at floats"),
+    *("setting aside", "the clean-up", "the moments", "the sizes", "the check of weights"),
+    *("the check of the recipe", "the limit of pixels", "the check of float images"),
 }
 
 
@@ -69,5 +81,9 @@ def test_a_reader_that_lets_errors_through_is_found(lab):
 
 def test_every_case_has_its_control():
     without = set(CASES) - {case for case, _, _ in CONTROLS.values()}
-    same = {"no state whole", "killed from outside twice, resumed", "the data gone before a resume"}
+    same = {
+        "all checkpoints damaged",
+        "killed from outside twice, resumed",
+        "the data gone before a resume",
+    }
     assert without == same  # held by the mechanisms of other cases

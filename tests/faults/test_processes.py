@@ -38,7 +38,7 @@ KILLS = [
     55,
     57,
     59,
-]  # before any state, at an epoch's end, near the last
+]  # before any checkpoint, at an epoch's end, near the last
 
 pytestmark = [
     pytest.mark.slow,
@@ -114,7 +114,7 @@ def test_killed_processes_start_again_and_end_with_the_same_tensors(tmp_path, wh
     launch = Launch(tmp_path, "train", *DIGITS, options=options, happenings=happenings)
     launch.succeed()
     told = launch.told.read_text()
-    assert told.count("going on from step") == count and "Traceback" not in told
+    assert told.count("resuming from step") == count and "Traceback" not in told
     assert equal(tmp_path / "run", whole)
     tell("rank killed, started again by torchrun", count, count)
 
@@ -136,24 +136,24 @@ def test_a_rank_killed_on_one_of_two_machines_starts_again(tmp_path, whole, trie
 
 
 def test_a_hanging_rank_is_named_and_no_step_is_lost(tmp_path, tell):
-    words = "error: rank 1 of 2 gave no answer for 3 seconds; look why it hangs"
+    words = "error: rank 1 of 2 did not respond for 3 seconds; find out why it hangs"
     flags = ["train", *DIGITS, "--timeout", "3"]
     launch = Launch(tmp_path, *flags, happenings=[[0, 1, 33, "SIGSTOP"]])
     launch.wait_for(lambda: words in launch.told.read_text())
     os.kill(int((launch.pids / "1-0").read_text()), signal.SIGKILL)  # torchrun waits half a minute
     assert launch.end() == 1
     assert launch.left() == []
-    assert checkpoint.load(tmp_path / "run" / "checkpoints").step == 33
+    assert checkpoint.load_checkpoint(tmp_path / "run" / "checkpoints").step == 33
     tell("rank hangs, is named", 1, 1)
 
 
 def photos(root):
     """Larger than what is augmented at once: read by processes of their own."""
-    luck = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for label in ("dark", "light"):
         (root / label).mkdir(parents=True)
         for number in range(30):
-            pixels = luck.integers(0, 60, (80, 80, 3)) + 190 * (label == "light")
+            pixels = rng.integers(0, 60, (80, 80, 3)) + 190 * (label == "light")
             Image.fromarray(pixels.astype(np.uint8)).save(root / label / f"{number}.png")
     return root
 
@@ -173,5 +173,5 @@ def test_sigterm_to_torchrun_saves_once_and_leaves_nobody(tmp_path, tell):
     assert "error: " not in launch.told.read_text()
     newest = max(states.iterdir())
     last = json.loads(journal.read_text().splitlines()[-1])["step"]
-    assert newest.name == f"step-{last:08d}" and checkpoint.read(newest).step == last
+    assert newest.name == f"step-{last:08d}" and checkpoint.read_checkpoint(newest).step == last
     tell("SIGTERM to torchrun", 1, 1)

@@ -1,4 +1,4 @@
-"""Forests small enough to be grown in a moment."""
+"""Small forests, which are fitted quickly."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from vitrail.heads import kinds
 
 @pytest.fixture(autouse=True)
 def few_trees(monkeypatch):
-    monkeypatch.setattr(kinds, "TREES_ROOM", 0)
-    monkeypatch.setattr(kinds, "ROUNDS_ROOM", 30)
+    monkeypatch.setattr(kinds, "FOREST_BYTES", 0)
+    monkeypatch.setattr(kinds, "BOOSTING_TREES", 30)

@@ -1,4 +1,4 @@
-"""A tiny model and easy features that several tests use."""
+"""A tiny model and separable features for several tests."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from vitrail.heads.head import Head
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 
-VIEW = Preprocess(size=8, channels=1)
+PREPROCESS = Preprocess(size=8, channels=1)
 
 
 def tiny(**settings):
@@ -20,12 +20,12 @@ def tiny(**settings):
     return ViT(ViTConfig(**sizes | settings)).eval()
 
 
-def rows(count=90, width=8, classes=3, seed=0, apart=3.0):
-    """Features that tell the classes apart, and the classes."""
-    random = np.random.default_rng(seed)
-    middles = np.random.default_rng(99).normal(size=(classes, width)) * apart
+def rows(count=90, width=8, classes=3, seed=0, distance=3.0):
+    """Separable features, and their classes."""
+    rng = np.random.default_rng(seed)
+    means = np.random.default_rng(99).normal(size=(classes, width)) * distance
     y = np.arange(count) % classes
-    return (random.normal(size=(count, width)) + middles[y]).astype(np.float32), y
+    return (rng.normal(size=(count, width)) + means[y]).astype(np.float32), y
 
 
 def head(estimator, kind="logistic", classes=3, width=8):
@@ -35,8 +35,8 @@ def head(estimator, kind="logistic", classes=3, width=8):
         classes=tuple("abcdefghijkl"[:classes]),
         features=Features(),
         width=width,
-        weights="0" * 64,
-        view=VIEW.plain(),
+        weights_hash="0" * 64,
+        preprocess=PREPROCESS.to_dict(),
         data={"name": "rows"},
         temperature=1.5,
     )

@@ -1,4 +1,4 @@
-"""What a head says of features, whatever its estimator can say."""
+"""Logits of a head, from probabilities, margins or predictions."""
 
 import numpy as np
 import pytest
@@ -13,14 +13,14 @@ from tests.heads.samples import head, rows
 @pytest.mark.parametrize(
     "wrap", [lambda svm: svm, lambda svm: make_pipeline(StandardScaler(), svm)]
 )
-def test_margins_between_pairs_are_not_taken_for_those_of_classes(classes, wrap):
+def test_one_vs_one_margins_are_not_used_as_logits(classes, wrap):
     x, y = rows(60, classes=classes)
     svm = wrap(SVC(decision_function_shape="ovo")).fit(x, y)
-    assert np.array_equal(head(svm, classes=classes).scores(x).argmax(axis=1), svm.predict(x))
+    assert np.array_equal(head(svm, classes=classes).logits(x).argmax(axis=1), svm.predict(x))
 
 
-def test_margins_of_classes_are_told_as_they_are():
+def test_margins_are_divided_by_the_temperature():
     x, y = rows()
     svm = SVC().fit(x, y)
     made = head(svm)
-    assert np.allclose(made.scores(x), svm.decision_function(x) / made.temperature)
+    assert np.allclose(made.logits(x), svm.decision_function(x) / made.temperature)

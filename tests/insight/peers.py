@@ -1,9 +1,9 @@
-"""What Hugging Face's eager attention says: run where it is installed.
+"""The attention maps of Hugging Face's eager attention; runs where transformers is installed.
 
     PYTHON -m tests.insight.peers FOLDER
 
-writes small models of theirs into FOLDER, and all attention maps of them and of the models that lie
-there already.
+writes small models of theirs into FOLDER, and all attention maps of those models and of the models
+that FOLDER already contains.
 """
 # ruff: noqa: E402
 
@@ -45,19 +45,19 @@ def make(folder: Path) -> None:
 
 
 @torch.no_grad()
-def look(place: Path) -> None:
-    build = MODELS[place.name][0] if place.name in MODELS else MODELS["vit"][0]
-    model: nn.Module = build.from_pretrained(place, attn_implementation="eager").eval()
-    given = place.with_name(f"{place.name}.images.safetensors")
+def store_attention(folder: Path) -> None:
+    build = MODELS[folder.name][0] if folder.name in MODELS else MODELS["vit"][0]
+    model: nn.Module = build.from_pretrained(folder, attn_implementation="eager").eval()
+    given = folder.with_name(f"{folder.name}.images.safetensors")
     side = model.config.image_size
     images = load_file(given)["images"] if given.exists() else torch.randn(2, 3, side, side)
     maps = model(images, output_attentions=True).attentions
-    said = {str(number): x.contiguous() for number, x in enumerate(maps)} | {"images": images}
-    save_file(said, place.with_name(f"{place.name}.maps.safetensors"))
+    tensors = {str(number): x.contiguous() for number, x in enumerate(maps)} | {"images": images}
+    save_file(tensors, folder.with_name(f"{folder.name}.maps.safetensors"))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     make(Path(sys.argv[1]))
-    for place in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        look(place)
+    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
+        store_attention(folder)

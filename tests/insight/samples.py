@@ -1,4 +1,4 @@
-"""Small models of every kind, whose weights all matter, and attention written out by hand."""
+"""Small models of every kind with random weights, and attention written out by hand."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def small(kind: str = "plain", **changes: Any) -> ViT:
-    """In training mode, with dropout, as a careless caller would give it."""
+    """A small random model in training mode, with dropout: explanations must not depend on it."""
     torch.manual_seed(0)
     model = ViT(ViTConfig(**{**TINY, "dropout": 0.1, **KINDS[kind], **changes}))
     for x in model.parameters():
@@ -56,7 +56,7 @@ def pictures(model: ViT, count: int = 2) -> Tensor:
 
 @contextmanager
 def spelled_out() -> Iterator[list[Tensor]]:
-    """Attention as the textbook has it, in place of the fused one; the list holds its maps."""
+    """Replaces fused attention by the textbook's formula; the list receives its weights."""
     maps: list[Tensor] = []
 
     def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

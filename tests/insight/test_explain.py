@@ -1,4 +1,4 @@
-"""Explanations: each method's known property, and the class it speaks of."""
+"""Heatmaps: the known property of each method, and the class that it explains."""
 
 import pytest
 import torch
@@ -8,24 +8,23 @@ from tests.insight.samples import KINDS, pictures, small, spelled_out
 from vitrail.errors import UserError
 from vitrail.insight import explain as module
 from vitrail.insight.explain import (
-    CLASSLESS,
-    METHODS,
+    FUNCTIONS,
     attention_rollout,
     explain,
     gradient_rollout,
+    gradient_times_attention,
     occlusion,
-    products,
+    record_attention,
     relevance,
     rollout,
-    starts,
-    watch,
-    windows,
+    window_masks,
+    window_starts,
 )
-from vitrail.insight.maps import attention, pool_weights
+from vitrail.insight.maps import attention, pool_attention
+from vitrail.insight.methods import CLASS_AGNOSTIC, FAST, METHODS
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 
-QUICK = [method for method in METHODS if method != "occlusion"]
 ONE = torch.ones(())
 
 
@@ -33,13 +32,17 @@ def same(found, wanted, most=1e-6):
     torch.testing.assert_close(found, wanted, rtol=0, atol=most)
 
 
+def test_every_method_has_a_function():
+    assert list(FUNCTIONS) == list(METHODS)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_method_explains_every_kind_of_model(kind, method):
     model = small(kind)
-    heat = explain(model, pictures(model), method)
-    assert heat.shape == (2, *model.config.grid)
-    assert (heat >= 0).all() and heat.std() > 0
+    heatmap = explain(model, pictures(model), method)
+    assert heatmap.shape == (2, *model.config.grid)
+    assert (heatmap >= 0).all() and heatmap.std() > 0
 
 
 # --- rollout -------------------------------------------------------------------------------------
@@ -64,19 +67,19 @@ def test_rows_of_rollout_sum_to_one(head, discard):
     same(flow.sum(dim=-1), ONE.expand(2, 19), most=1e-5)
 
 
-def test_heads_that_share_no_link_stay_at_home():
+def test_rows_without_attention_become_the_identity():
     maps = torch.eye(4)[[1, 2, 3, 0]], torch.eye(4)[[2, 3, 0, 1]]
     same(rollout([torch.stack(maps)[None]], head="min")[0], torch.eye(4))
 
 
-def test_discarding_cuts_the_smallest_links_of_each_row():
+def test_discard_zeroes_the_smallest_weights_of_each_row():
     maps = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]]).repeat(2, 1)[None, None]
     flow = rollout([maps], discard=0.5)[0]
     wanted = torch.tensor([[0.0, 0, 3, 4], [4, 3, 0, 0]]).repeat(2, 1) / 14 + torch.eye(4) / 2
     same(flow, wanted)
 
 
-def test_rollout_of_a_model_is_the_row_of_its_reader():
+def test_rollout_of_a_model_is_the_row_of_cls():
     model = small("registers")
     x = pictures(model)
     flow = rollout(attention(model, x, rows="all"), head="max", discard=0.3)
@@ -90,10 +93,10 @@ def test_rollout_of_an_averaging_model_is_the_mean_of_its_patches():
     same(attention_rollout(model, x), flow[:, 1:, 1:].mean(dim=1).view(2, 4, 4))
 
 
-def test_rollout_of_an_asking_pool_follows_its_weights():
+def test_rollout_of_attention_pooling_follows_its_weights():
     model = small("map")
     x = pictures(model)
-    flow, weights = rollout(attention(model, x, rows="all")), pool_weights(model, x).mean(dim=1)
+    flow, weights = rollout(attention(model, x, rows="all")), pool_attention(model, x).mean(dim=1)
     same(attention_rollout(model, x), (weights @ flow[:, 1:, 1:])[:, 0].view(2, 4, 4))
 
 
@@ -111,10 +114,10 @@ def test_a_distilled_model_reads_both_tokens():
     same(explain(model, x, "attention"), last[:, :2, 2:].mean(dim=1).view(2, 4, 4))
 
 
-def test_attention_of_an_asking_pool_is_that_of_the_pool():
+def test_attention_of_a_pooling_model_is_that_of_the_pool():
     model = small("map")
     x = pictures(model)
-    same(explain(model, x, "attention").flatten(1), pool_weights(model, x).mean(dim=1)[:, 0])
+    same(explain(model, x, "attention").flatten(1), pool_attention(model, x).mean(dim=1)[:, 0])
 
 
 # --- gradients -----------------------------------------------------------------------------------
@@ -124,13 +127,13 @@ def test_attention_of_an_asking_pool_is_that_of_the_pool():
 def test_gradients_are_those_through_attention_written_out(kind):
     model = small(kind).double().eval()
     x = pictures(model).double().requires_grad_()
-    logits, seen = watch(model, x)
-    found = torch.autograd.grad(logits[:, 2].sum(), [one.mixed for one in seen])
+    logits, calls = record_attention(model, x)
+    found = torch.autograd.grad(logits[:, 2].sum(), [one.mixed for one in calls])
     with spelled_out() as maps:
         wanted = torch.autograd.grad(model(x)[:, 2].sum(), maps)
     assert len(maps) == model.config.depth + (model.config.pool == "map")
-    for one, gradient, written, theirs in zip(seen, found, maps, wanted, strict=True):
-        part = torch.cat(list(products(one, gradient)), dim=2)
+    for one, gradient, written, theirs in zip(calls, found, maps, wanted, strict=True):
+        part = torch.cat(list(gradient_times_attention(one, gradient)), dim=2)
         assert part.abs().max() > 1e-6 or theirs.abs().max() < 1e-6
         same(part, written * theirs, most=1e-10)
 
@@ -147,7 +150,7 @@ def test_relevance_is_the_rule_of_the_paper():
 
 
 def one_patch_matters():
-    """Everybody listens to everybody alike, and only what is not black says anything."""
+    """Attention is uniform, and only patches that are not black change the logits."""
     torch.manual_seed(0)
     config = {"image": 16, "patch": 4, "classes": 2, "width": 12, "depth": 1, "heads": 2}
     model = ViT(ViTConfig(**config, positions="none"))
@@ -165,20 +168,22 @@ def one_patch_matters():
 
 
 @pytest.mark.parametrize("function", [relevance, gradient_rollout])
-def test_where_one_patch_matters_the_heat_lies_on_that_patch(function):
+def test_where_one_patch_matters_the_heatmap_is_that_patch(function):
     model, x = one_patch_matters()
-    heat = function(model, x, 0)[0] + function(model, x, 1)[0]  # it speaks for one of two classes
-    assert heat[1, 2] > 0
-    heat[1, 2] = 0
-    same(heat, torch.zeros(4, 4), most=1e-9)
+    heatmap = (
+        function(model, x, 0)[0] + function(model, x, 1)[0]
+    )  # it is evidence for one of two classes
+    assert heatmap[1, 2] > 0
+    heatmap[1, 2] = 0
+    same(heatmap, torch.zeros(4, 4), most=1e-9)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_only_methods_that_know_the_class_differ_between_classes(method):
+def test_only_class_specific_methods_differ_between_classes(method):
     model = small()
     x = pictures(model)
     first, second = (explain(model, x, method, target) for target in (0, 1))
-    assert torch.equal(first, second) == (method in CLASSLESS)
+    assert torch.equal(first, second) == (method in CLASS_AGNOSTIC)
 
 
 @pytest.mark.parametrize("method", ["relevance", "gradient-rollout", "occlusion"])
@@ -190,7 +195,7 @@ def test_without_a_target_the_predicted_class_is_explained(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_images_of_a_batch_do_not_disturb_each_other(method):
+def test_images_of_a_batch_are_independent(method):
     model = small("distilled")
     x = pictures(model)
     both = explain(model, x, method, torch.tensor([3, 1]))
@@ -198,7 +203,7 @@ def test_images_of_a_batch_do_not_disturb_each_other(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_is_left_behind(method):
+def test_there_are_no_side_effects(method):
     model = small()
     for parameter in model.blocks[0].parameters():
         parameter.requires_grad_(False)
@@ -211,7 +216,7 @@ def test_nothing_is_left_behind(method):
     assert not [m for m in model.modules() if m._forward_pre_hooks or m._forward_hooks]
 
 
-def test_hooks_go_when_the_forward_fails():
+def test_hooks_are_removed_when_the_forward_fails():
     model = small()
     model.head.forward = None
     with pytest.raises(TypeError):
@@ -228,12 +233,12 @@ def test_it_works_under_inference_mode_and_with_frozen_weights(method):
     same(found, explain(model, x, method, 2))
 
 
-@pytest.mark.parametrize("method", QUICK)
-def test_few_rows_at_a_time_change_nothing(monkeypatch, method):
+@pytest.mark.parametrize("method", FAST)
+def test_chunks_of_rows_change_nothing(monkeypatch, method):
     model = small("rotary")
     x = pictures(model)
     wanted = explain(model, x, method)
-    monkeypatch.setattr("vitrail.insight.maps.AT_ONCE", 500)
+    monkeypatch.setattr("vitrail.insight.maps.CHUNK", 500)
     same(explain(model, x, method), wanted)
 
 
@@ -255,16 +260,16 @@ def linear():
 
 def test_occlusion_is_exact_on_a_linear_model():
     model, x = linear(), torch.randn(1, 3, 8, 12)
-    heat = occlusion(model, x, 0)[0]
+    heatmap = occlusion(model, x, 0)[0]
     scale = torch.arange(3 * 96).view(3, 8, 12).sin() / 10
     loss = ((x[0] - x[0].mean(dim=(1, 2), keepdim=True)) * scale).sum(dim=0)
     loss = loss.unfold(0, 4, 4).unfold(1, 4, 4).sum(dim=(2, 3))  # what the logit loses
     before = (x[0] * scale).sum()
-    same(heat, F.logsigmoid(before) - F.logsigmoid(before - loss), most=1e-5)
-    same(explain(model, x, "occlusion", 0)[0], heat.clamp(min=0))
+    same(heatmap, F.logsigmoid(before) - F.logsigmoid(before - loss), most=1e-5)
+    same(explain(model, x, "occlusion", 0)[0], heatmap.clamp(min=0))
 
 
-def test_dropped_patches_are_never_seen():
+def test_occlusion_by_drop_removes_the_patch():
     model = small("rotary").eval()
     x = pictures(model, 1)
     keep = torch.tensor([[n for n in range(16) if n != 6]])
@@ -279,33 +284,33 @@ def test_the_size_of_batches_changes_nothing():
     same(occlusion(model, x, batch=5), occlusion(model, x, batch=100), most=1e-5)
 
 
-def test_windows_cover_all_patches_and_leave_the_image_nowhere():
-    assert starts(14, 1) == list(range(14))
-    assert starts(5, 3) == [0, 1, 2]
-    assert starts(9, 4) == [0, 2, 4, 5]
-    assert starts(2, 4) == [0]
-    hidden = windows(9, 7, 4)
+def test_windows_cover_all_patches_and_stay_inside_the_image():
+    assert window_starts(14, 1) == list(range(14))
+    assert window_starts(5, 3) == [0, 1, 2]
+    assert window_starts(9, 4) == [0, 2, 4, 5]
+    assert window_starts(2, 4) == [0]
+    hidden = window_masks(9, 7, 4)
     assert hidden.any(dim=0).all()
     assert (hidden.sum(dim=1) == 16).all()
 
 
 def test_a_patch_has_the_mean_of_the_windows_that_hide_it():
     model, x = linear(), torch.randn(1, 3, 8, 12)
-    heat = occlusion(model, x, 0, window=2)[0]  # two windows: columns 0 and 1, columns 1 and 2
-    same(heat[:, 1], (heat[:, 0] + heat[:, 2]) / 2, most=1e-5)
-    same(heat[0], heat[1])
+    heatmap = occlusion(model, x, 0, window=2)[0]  # two windows: columns 0 and 1, columns 1 and 2
+    same(heatmap[:, 1], (heatmap[:, 0] + heatmap[:, 2]) / 2, most=1e-5)
+    same(heatmap[0], heatmap[1])
 
 
 def test_large_grids_get_a_window():
-    assert module.fitting(14, 14) == 1
-    assert module.fitting(16, 16) == 1
+    assert module.smallest_window(14, 14) == 1
+    assert module.smallest_window(16, 16) == 1
     for side in (24, 37, 64):
-        window = module.fitting(side, side)
-        assert len(windows(side, side, window)) <= 256
-        assert len(windows(side, side, window - 1)) > 256
+        window = module.smallest_window(side, side)
+        assert len(window_masks(side, side, window)) <= 256
+        assert len(window_masks(side, side, window - 1)) > 256
 
 
-def test_progress_is_told():
+def test_occlusion_reports_progress():
     model, seen = linear(), []
     occlusion(model, torch.randn(2, 3, 8, 12), batch=5, progress=lambda *step: seen.append(step))
     assert seen == [(5, 12), (10, 12), (12, 12)]
@@ -339,14 +344,14 @@ def squares(count):
 
 
 @pytest.mark.slow
-def test_the_finder_found_it(finder):
+def test_the_model_finds_the_square(finder):
     model, x, labels, _ = finder
     assert (model(x).argmax(dim=1) == labels).float().mean() > 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["relevance", "gradient-rollout", "occlusion"])
-def test_the_heat_is_highest_on_the_object(finder, method):
+def test_the_heatmap_is_highest_on_the_object(finder, method):
     model, x, labels, places = finder
     hottest = explain(model, x, method, labels).flatten(1).argmax(dim=1)
     assert (hottest == places).float().mean() > 0.9
@@ -356,37 +361,43 @@ def test_the_heat_is_highest_on_the_object(finder, method):
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("settings", "message"),
     [
         ({"method": "magic"}, "method 'magic' is unknown; choose one of relevance, gradient-"),
         ({"method": "rollout", "window": 2}, "rollout has no setting 'window'; its settings: head"),
         ({"method": "relevance", "head": "max"}, "relevance has no setting 'head'"),
-        ({"method": "rollout", "head": "median"}, "fused by mean, max or min, not by 'median'"),
-        ({"method": "rollout", "discard": 1.0}, "discard is 1.0; give a share"),
-        ({"method": "relevance", "target": 5}, "no such class: 5; give a number from 0 to 4"),
+        (
+            {"method": "rollout", "head": "median"},
+            "head is 'median'; fuse heads by mean, max or min",
+        ),
+        ({"method": "rollout", "discard": 1.0}, "discard is 1.0; give a fraction"),
+        ({"method": "relevance", "target": 5}, "no such class: 5; give an index from 0 to 4"),
         ({"method": "relevance", "target": -1}, "no such class: -1"),
         ({"method": "occlusion", "target": torch.tensor([1, 2, 3])}, "one for each of 2 images"),
-        ({"method": "relevance", "target": 1.5}, "give the number of a class"),
+        ({"method": "relevance", "target": 1.5}, "give the index of a class"),
         ({"method": "occlusion", "window": 4}, "a window of 4 patches does not fit 4 x 4"),
         ({"method": "occlusion", "window": 0}, "a window of 0 patches"),
-        ({"method": "occlusion", "without": "magic"}, "hidden by mean or drop, not by 'magic'"),
+        (
+            {"method": "occlusion", "without": "magic"},
+            "without is 'magic'; hide patches by mean or drop",
+        ),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(asked, words):
+def test_invalid_settings_are_rejected_in_one_line(settings, message):
     model = small()
     with pytest.raises(UserError) as error:
-        explain(model, pictures(model), **asked)
-    assert words in str(error.value)
+        explain(model, pictures(model), **settings)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_no_maps_have_no_rollout():
-    with pytest.raises(UserError, match="no maps to roll out"):
+def test_rollout_of_no_maps_is_rejected():
+    with pytest.raises(UserError, match="rollout needs the attention maps of at least one layer"):
         rollout([])
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_patch_cannot_be_told_apart(method):
+def test_an_image_of_one_patch_is_rejected(method):
     model = small(image=4)
     with pytest.raises(UserError, match="the whole image is one patch of 4 pixels"):
         explain(model, pictures(model), method)
@@ -395,10 +406,10 @@ def test_one_patch_cannot_be_told_apart(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_model_without_head_has_no_class_to_explain(method):
     model = small(head="none")
-    if method in CLASSLESS:
+    if method in CLASS_AGNOSTIC:
         explain(model, pictures(model), method)
     else:
-        with pytest.raises(UserError, match="no head, so there is no class to explain"):
+        with pytest.raises(UserError, match="no head and predicts no classes"):
             explain(model, pictures(model), method)
 
 

@@ -1,4 +1,4 @@
-"""Faithfulness: curves that begin and end where they must, and a score whose zero is chance."""
+"""Faithfulness: insertion and deletion curves, their AUC, and a score of 0 for random orders."""
 
 import pytest
 import torch
@@ -6,8 +6,16 @@ from torch.nn import functional as F
 
 from tests.insight.samples import pictures, small
 from vitrail.errors import UserError
-from vitrail.insight.explain import METHODS, cover, explain
-from vitrail.insight.faithfulness import Faithfulness, compared, faithfulness, judge, order, ranked
+from vitrail.insight.explain import explain, mask_patches
+from vitrail.insight.faithfulness import (
+    Faithfulness,
+    compare_heatmaps,
+    compare_methods,
+    measure_faithfulness,
+    rank_methods,
+    rank_patches,
+)
+from vitrail.insight.methods import METHODS
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 
@@ -27,7 +35,7 @@ def x(model):
 
 
 class Counting(ViT):
-    """Says class 1 the louder, the more of the patches 5 and 10 it sees."""
+    """The logit of class 1 grows with what is visible of the patches 5 and 10."""
 
     def forward(self, x, keep=None):
         seen = F.avg_pool2d((x - x.mean(dim=(2, 3), keepdim=True)).abs(), 4).mean(dim=1)
@@ -39,8 +47,8 @@ def counting():
     return Counting(ViTConfig(image=16, patch=4, classes=2, width=8, depth=1, heads=1))
 
 
-def test_curves_begin_and_end_with_the_whole_image_and_the_empty_one(model, x):
-    found = faithfulness(model, x, torch.rand(2, 4, 4), target=3)
+def test_curves_start_and_end_at_the_whole_and_the_empty_image(model, x):
+    found = measure_faithfulness(model, x, torch.rand(2, 4, 4), target=3)
     with torch.no_grad():
         full = model(x).softmax(dim=1)[:, 3]
         empty = model(x.mean(dim=(2, 3), keepdim=True).expand_as(x)).softmax(dim=1)[:, 3]
@@ -49,30 +57,30 @@ def test_curves_begin_and_end_with_the_whole_image_and_the_empty_one(model, x):
         same(curve[:, -1], empty)
 
 
-def test_the_hottest_patches_go_first_and_come_first(model, x):
-    heat = torch.arange(16.0).view(1, 4, 4).expand(2, 4, 4)
-    found = faithfulness(model, x, heat, target=1, steps=4)
+def test_the_hottest_patches_are_deleted_and_inserted_first(model, x):
+    heatmap = torch.arange(16.0).view(1, 4, 4).expand(2, 4, 4)
+    found = measure_faithfulness(model, x, heatmap, target=1, steps=4)
     hidden = torch.arange(16).expand(2, 16) >= 12
     with torch.no_grad():
-        gone = model(cover(model, x, hidden)).softmax(dim=1)[:, 1]
-        come = model(cover(model, x, ~hidden)).softmax(dim=1)[:, 1]
+        gone = model(mask_patches(model, x, hidden)).softmax(dim=1)[:, 1]
+        come = model(mask_patches(model, x, ~hidden)).softmax(dim=1)[:, 1]
     same(found.deletion[:, 1], gone)
     same(found.insertion[:, 1], come)
-    same(found.shares, torch.tensor([0, 0.25, 0.5, 0.75, 1]))
+    same(found.fractions, torch.tensor([0, 0.25, 0.5, 0.75, 1]))
 
 
 def test_hidden_patches_have_the_mean_colour_of_their_image(model, x):
     hidden = torch.zeros(2, 16, dtype=torch.bool)
     hidden[0, 6] = True
-    covered = cover(model, x, hidden)
+    covered = mask_patches(model, x, hidden)
     same(covered[0, :, 4:8, 8:12], x[0].mean(dim=(1, 2))[:, None, None].expand(3, 4, 4))
     changed = (covered != x).any(dim=1)
     assert changed[0].sum() == 16 and not changed[1].any()
 
 
 def test_the_opposite_order_has_the_opposite_score(model, x):
-    heat = torch.rand(2, 4, 4)
-    there, back = (faithfulness(model, x, h, steps=4).score for h in (heat, -heat))
+    heatmap = torch.rand(2, 4, 4)
+    there, back = (measure_faithfulness(model, x, h, steps=4).score for h in (heatmap, -heatmap))
     same(there, -back)
 
 
@@ -81,90 +89,90 @@ def test_the_patches_that_matter_make_the_best_score():
     right, wrong = torch.zeros(1, 4, 4), torch.rand(1, 4, 4)
     right[0, 1, 1], right[0, 2, 2] = 1, 1
     wrong[0, 1, 1], wrong[0, 2, 2] = 0, 0
-    judged = compared(model, x, {"right": right, "wrong": wrong}, target=1, steps=16)
-    assert judged["right"].score > 0.5
-    assert judged["wrong"].score < -0.5
-    assert judged["right"].deletion_area < judged["right"].random_area
-    assert [row[0] for row in ranked(judged)] == ["right", "wrong"]
+    results = compare_heatmaps(model, x, {"right": right, "wrong": wrong}, target=1, steps=16)
+    assert results["right"].score > 0.5
+    assert results["wrong"].score < -0.5
+    assert results["right"].deletion_auc < results["right"].random_auc
+    assert [row[0] for row in rank_methods(results)] == ["right", "wrong"]
 
 
-def test_chance_scores_nothing():
+def test_a_random_heatmap_scores_zero_on_average():
     model, x = counting(), torch.randn(1, 3, 16, 16).expand(400, -1, -1, -1)
-    judged = {"random": faithfulness(model, x, torch.rand(400, 4, 4), target=1, steps=4)}
-    ((_, score, error),) = ranked(judged)
+    results = {"random": measure_faithfulness(model, x, torch.rand(400, 4, 4), target=1, steps=4)}
+    ((_, score, error),) = rank_methods(results)
     assert error < 0.04
     assert abs(score) < 4 * error
 
 
-def test_patches_of_equal_heat_are_ordered_by_chance():
-    chance = torch.tensor([[2, 0, 3, 1]])
-    assert order(torch.zeros(1, 4), chance).tolist() == [[2, 0, 3, 1]]
-    assert order(torch.tensor([[0.0, 0, 1, 0]]), chance).tolist() == [[3, 1, 0, 2]]
+def test_ties_are_broken_at_random():
+    ranks = torch.tensor([[2, 0, 3, 1]])
+    assert rank_patches(torch.zeros(1, 4), ranks).tolist() == [[2, 0, 3, 1]]
+    assert rank_patches(torch.tensor([[0.0, 0, 1, 0]]), ranks).tolist() == [[3, 1, 0, 2]]
 
 
-def test_areas_are_those_under_the_curves():
+def test_auc_is_the_area_under_the_curve():
     line = torch.linspace(1, 0, 5)[None]
-    judged = Faithfulness(
-        shares=torch.linspace(0, 1, 5), deletion=line**2, insertion=1 - line, random=line
+    results = Faithfulness(
+        fractions=torch.linspace(0, 1, 5), deletion=line**2, insertion=1 - line, random=line
     )
-    same(judged.random_area, torch.tensor([0.5]))
-    same(judged.insertion_area, torch.tensor([0.5]))
-    same(judged.score, 0.5 - judged.deletion_area)
+    same(results.random_auc, torch.tensor([0.5]))
+    same(results.insertion_auc, torch.tensor([0.5]))
+    same(results.score, 0.5 - results.deletion_auc)
 
 
 def test_more_steps_than_patches_are_one_for_each(model, x):
-    assert faithfulness(model, x, torch.rand(2, 4, 4), steps=100).deletion.shape == (2, 17)
+    assert measure_faithfulness(model, x, torch.rand(2, 4, 4), steps=100).deletion.shape == (2, 17)
 
 
-def test_judging_explains_by_each_method(model, x):
-    judged = judge(model, x, steps=3, target=2)
-    assert tuple(judged) == METHODS
-    for method, one in judged.items():
-        alone = faithfulness(model, x, explain(model, x, method, 2), 2, steps=3)
+def test_comparing_methods_explains_by_each(model, x):
+    results = compare_methods(model, x, steps=3, target=2)
+    assert list(results) == list(METHODS)
+    for method, one in results.items():
+        alone = measure_faithfulness(model, x, explain(model, x, method, 2), 2, steps=3)
         same(one.score, alone.score, most=1e-5)
 
 
-def test_the_predicted_class_is_judged_by_default(model, x):
+def test_the_predicted_class_is_the_default(model, x):
     with torch.no_grad():
         likely = model(x).softmax(dim=1).amax(dim=1)
-    same(faithfulness(model, x, torch.rand(2, 4, 4)).deletion[:, 0], likely)
+    same(measure_faithfulness(model, x, torch.rand(2, 4, 4)).deletion[:, 0], likely)
 
 
-def test_of_one_image_there_is_no_error(model, x):
-    assert ranked(judge(model, x[:1], ["attention"], steps=2))[0][2] == float("inf")
+def test_the_standard_error_of_one_image_is_infinite(model, x):
+    assert rank_methods(compare_methods(model, x[:1], ["attention"], steps=2))[0][2] == float("inf")
 
 
-def test_the_mode_of_the_model_comes_back(x):
+def test_the_training_mode_is_restored(x):
     model = small()
-    faithfulness(model, x, torch.rand(2, 4, 4), steps=2)
+    measure_faithfulness(model, x, torch.rand(2, 4, 4), steps=2)
     assert model.training
 
 
 @pytest.mark.parametrize(
-    ("heat", "steps", "words"),
+    ("heatmap", "steps", "words"),
     [
-        (torch.rand(2, 3, 4), 4, "heat has shape (2, 3, 4)"),
-        (torch.full((2, 4, 4), float("nan")), 4, "is not all numbers"),
+        (torch.rand(2, 3, 4), 4, "heatmap has shape (2, 3, 4)"),
+        (torch.full((2, 4, 4), float("nan")), 4, "contains NaN or infinity"),
         (torch.rand(2, 4, 4), 0, "steps is 0; give a whole number of at least 1"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(model, x, heat, steps, words):
+def test_bad_input_is_rejected_in_one_line(model, x, heatmap, steps, words):
     with pytest.raises(UserError) as error:
-        faithfulness(model, x, heat, steps=steps)
+        measure_faithfulness(model, x, heatmap, steps=steps)
     assert words in str(error.value)
 
 
-def test_what_cannot_be_judged_is_refused():
+def test_unusable_models_and_methods_are_rejected():
     with pytest.raises(UserError, match="one patch"):
-        faithfulness(small(image=4), torch.zeros(1, 3, 4, 4), torch.zeros(1, 1, 1))
+        measure_faithfulness(small(image=4), torch.zeros(1, 3, 4, 4), torch.zeros(1, 1, 1))
     with pytest.raises(UserError, match="no head"):
-        faithfulness(small(head="none"), torch.zeros(1, 3, 16, 16), torch.zeros(1, 4, 4))
+        measure_faithfulness(small(head="none"), torch.zeros(1, 3, 16, 16), torch.zeros(1, 4, 4))
     with pytest.raises(UserError, match="method 'magic' is unknown"):
-        judge(small(), torch.zeros(1, 3, 16, 16), ["magic"])
+        compare_methods(small(), torch.zeros(1, 3, 16, 16), ["magic"])
 
 
 def test_nan_in_the_weights_is_named(x):
     broken = small()
     broken.head.bias.data[0] = float("nan")
     with pytest.raises(UserError, match=r"NaN or infinity in head.bias; load other weights"):
-        faithfulness(broken, x, torch.rand(2, 4, 4))
+        measure_faithfulness(broken, x, torch.rand(2, 4, 4))

@@ -1,4 +1,4 @@
-"""What was learned: closed forms where there are any."""
+"""What a model has learned, compared with closed forms where they exist."""
 
 import math
 from itertools import product
@@ -12,9 +12,9 @@ from vitrail.insight.learned import (
     attention_distance,
     attention_entropy,
     dead_heads,
-    feature_colours,
-    filters,
-    head_strength,
+    feature_pca,
+    head_contribution,
+    patch_filters,
     position_similarity,
     token_norms,
 )
@@ -28,7 +28,7 @@ def same(found, wanted, most=1e-5):
 
 
 def uniform(kind="plain", **changes):
-    """A model whose tokens listen to all tokens alike."""
+    """A model with uniform attention."""
     model = small(kind, **changes)
     width = model.config.width
     for block in model.blocks:
@@ -74,13 +74,13 @@ def test_sine_cosine_positions_fall_off_with_distance():
     assert (line.diff() < 0).all()
 
 
-def test_no_positions_are_nothing_to_compare():
-    with pytest.raises(UserError, match="this model has no positions"):
+def test_a_model_without_positions_is_rejected():
+    with pytest.raises(UserError, match='this model has positions "none"'):
         position_similarity(small("no positions"))
 
 
-def test_one_position_is_nothing_to_compare():
-    with pytest.raises(UserError, match="this model has one patch"):
+def test_a_model_of_one_patch_is_rejected():
+    with pytest.raises(UserError, match="this model has a single patch"):
         position_similarity(small(image=4))
 
 
@@ -88,7 +88,7 @@ def test_one_position_is_nothing_to_compare():
 
 
 def test_filters_are_orthonormal():
-    found = filters(small(), 20)
+    found = patch_filters(small(), 20)
     assert found.shape == (20, 3, 4, 4)
     same(found.flatten(1) @ found.flatten(1).T, torch.eye(20))
 
@@ -97,7 +97,7 @@ def test_filters_are_the_strongest_first():
     model = small()
     weight = model.patch_embed.proj.weight.detach().flatten(1)
     weight = weight - weight.mean(dim=0)
-    strength = (weight @ filters(model, 20).flatten(1).T).norm(dim=0)
+    strength = (weight @ patch_filters(model, 20).flatten(1).T).norm(dim=0)
     assert (strength.diff() < 0).all()
 
 
@@ -105,26 +105,26 @@ def test_a_matrix_of_one_pattern_has_that_pattern_as_its_filter():
     model = small()
     pattern = torch.randn(3, 4, 4)
     model.patch_embed.proj.weight.data = torch.randn(24, 1, 1, 1) * pattern + 0.7
-    found = filters(model, 1)[0]
+    found = patch_filters(model, 1)[0]
     same(torch.cosine_similarity(found.flatten(), pattern.flatten(), dim=0).abs(), torch.ones(()))
     assert found.flatten()[found.abs().argmax()] > 0
 
 
 def test_there_are_no_more_filters_than_pixels_or_numbers():
-    assert len(filters(small())) == 24
-    assert len(filters(small("grey", patch=2))) == 4
+    assert len(patch_filters(small())) == 24
+    assert len(patch_filters(small("grey", patch=2))) == 4
 
 
-def test_filters_behind_a_resnet_are_no_pictures():
+def test_filters_of_a_hybrid_are_rejected():
     with torch.device("meta"):
         model = ViT(ViTConfig(stem="r26", patch=32))
-    with pytest.raises(UserError, match="a ResNet before its patches"):
-        filters(model)
+    with pytest.raises(UserError, match="patches of ResNet features"):
+        patch_filters(model)
 
 
-def test_no_filters_are_refused():
+def test_a_count_of_zero_filters_is_rejected():
     with pytest.raises(UserError, match="count is 0"):
-        filters(small(), 0)
+        patch_filters(small(), 0)
 
 
 # --- heads ---------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_the_distance_of_uniform_attention_is_that_of_all_pairs(kind):
     same(attention_distance(model, pictures(model)), wanted, most=1e-4)
 
 
-def test_a_head_that_looks_at_itself_looks_nowhere():
+def test_a_head_that_attends_to_itself_has_no_distance_and_no_entropy():
     model = small("plain", width=24, heads=1, depth=1)
     block = model.blocks[0]
     with torch.no_grad():
@@ -175,16 +175,16 @@ def test_the_entropy_of_uniform_attention_is_the_logarithm_of_the_tokens(kind):
 
 
 @pytest.mark.parametrize("measure", [attention_distance, attention_entropy])
-def test_few_rows_at_a_time_change_nothing(monkeypatch, measure):
+def test_chunks_of_rows_change_nothing(monkeypatch, measure):
     model = small("registers")
     x = pictures(model)
     wanted = measure(model, x)
-    monkeypatch.setattr("vitrail.insight.maps.AT_ONCE", 500)
+    monkeypatch.setattr("vitrail.insight.maps.CHUNK", 500)
     same(measure(model, x), wanted)
 
 
 @pytest.mark.parametrize("kind", ["plain", "scaled", "rotary"])
-def test_the_strength_of_a_head_is_what_it_adds(kind):
+def test_the_contribution_of_a_head_is_what_it_adds(kind):
     model = small(kind).eval()
     x = pictures(model)
     tokens, rope = model.embed(x)
@@ -195,10 +195,10 @@ def test_the_strength_of_a_head_is_what_it_adds(kind):
         block.attn.proj.weight[:, 8:16] = 0  # the second head's columns
         alone = full - block.ls1(block.attn(given, rope))
     wanted = (alone.norm(dim=-1) / tokens.norm(dim=-1)).mean()
-    same(head_strength(small(kind), x)[0, 1], wanted.detach(), most=1e-4)
+    same(head_contribution(small(kind), x)[0, 1], wanted.detach(), most=1e-4)
 
 
-def test_a_head_that_adds_nothing_is_dead_wherever_it_looks():
+def test_a_head_without_output_is_dead():
     model = small()
     model.blocks[1].attn.proj.weight.data[:, 16:] *= 1e-4
     wanted = torch.zeros(3, 3, dtype=torch.bool)
@@ -220,19 +220,19 @@ def test_norms_are_those_of_the_tokens_after_each_block(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_colours_are_colours(kind):
+def test_pca_colours_span_the_unit_range(kind):
     model = small(kind)
-    found = feature_colours(model, pictures(model))
+    found = feature_pca(model, pictures(model))
     assert found.shape == (2, *model.config.grid, 3)
     assert found.min() == 0 and found.max() == 1
     assert (found.flatten(0, 2).std(dim=0) > 0.1).all()
 
 
-def test_patches_alike_have_like_colours():
+def test_equal_patches_have_equal_colours():
     model = small("no positions")
     x = pictures(model, 1)
     x[:, :, 12:, :] = x[:, :, :4, :]
-    found = feature_colours(model, x)
+    found = feature_pca(model, x)
     same(found[:, 3], found[:, 0], most=1e-3)
     assert (found[:, 1] - found[:, 0]).abs().max() > 0.1
 
@@ -240,7 +240,7 @@ def test_patches_alike_have_like_colours():
 def test_the_first_colour_is_the_direction_in_which_features_differ_most():
     model = small().eval()
     x = pictures(model, 4)
-    found = feature_colours(model, x, block=1)[..., 0].flatten()
+    found = feature_pca(model, x, block=1)[..., 0].flatten()
     flat = model.features(x, [1])[0].detach().flatten(0, 1)
     _, _, v = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
     along = (flat - flat.mean(dim=0)) @ v[0]
@@ -251,14 +251,14 @@ def test_the_first_colour_is_the_direction_in_which_features_differ_most():
 
 def test_two_patches_still_have_colours():
     model = small(image=(4, 8))
-    assert feature_colours(model, pictures(model, 1)).isfinite().all()
+    assert feature_pca(model, pictures(model, 1)).isfinite().all()
 
 
-MEASURES = [attention_distance, attention_entropy, head_strength, token_norms, feature_colours]
+MEASURES = [attention_distance, attention_entropy, head_contribution, token_norms, feature_pca]
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_the_model_stays_as_it_was(measure):
+def test_the_model_stays_unchanged(measure):
     model = small()
     with torch.inference_mode():
         measure(model, pictures(model))
@@ -267,8 +267,8 @@ def test_the_model_stays_as_it_was(measure):
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("measure", [attention_distance, feature_colours])
-def test_one_patch_is_refused(measure):
+@pytest.mark.parametrize("measure", [attention_distance, feature_pca])
+def test_an_image_of_one_patch_is_rejected(measure):
     with pytest.raises(UserError, match="the whole image is one patch"):
         measure(small(image=4), torch.zeros(1, 3, 4, 4))
 
@@ -286,9 +286,9 @@ def test_nan_in_what_needs_no_image_is_named_too(name):
     model = small()
     model.get_parameter(name).data[0, -1] = float("nan")
     with pytest.raises(UserError, match=f"NaN or infinity in {name}"):
-        (position_similarity if name == "pos_embed" else filters)(model)
+        (position_similarity if name == "pos_embed" else patch_filters)(model)
 
 
-def test_a_block_that_is_not_there_is_refused():
+def test_an_unknown_block_is_rejected():
     with pytest.raises(UserError, match="no such blocks"):
-        feature_colours(small(), pictures(small()), block=3)
+        feature_pca(small(), pictures(small()), block=3)

@@ -1,4 +1,4 @@
-"""Attention maps: exact on every architecture, only what was asked for, nothing left behind."""
+"""Attention maps: exact on every architecture, only the requested rows, no side effects."""
 
 import os
 import subprocess
@@ -17,9 +17,9 @@ from vitrail.data.image import load_image
 from vitrail.data.preprocess import preprocess
 from vitrail.errors import UserError
 from vitrail.insight import maps
-from vitrail.insight.maps import attention, patch_columns, pool_weights
+from vitrail.insight.maps import attention, patch_grid, pool_attention
 from vitrail.zoo.convert import convert
-from vitrail.zoo.load import load
+from vitrail.zoo.load import load_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 TI = SHARED / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
@@ -69,7 +69,7 @@ def test_one_number_is_one_row():
     same(attention(model, x, layers=-1, heads=1, rows=2), attention(model, x, [2], [1], [2]))
 
 
-def test_cls_and_distillation_rows_are_theirs():
+def test_cls_and_dist_select_their_rows():
     model = small("distilled")
     x = pictures(model)
     wanted = whole(model, x)[0]
@@ -84,13 +84,13 @@ def test_the_mean_row_is_that_of_all_patches_and_of_nothing_else():
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("plain", "cls"), ("avg", "mean"), ("map", "mean")])
-def test_without_rows_the_reader_asks_or_the_average_patch(kind, rows):
+def test_by_default_the_query_is_cls_or_the_average_patch(kind, rows):
     model = small(kind)
     x = pictures(model)
     same(attention(model, x), attention(model, x, rows=rows))
 
 
-def test_layers_and_heads_come_in_the_order_asked_for():
+def test_layers_and_heads_come_in_the_requested_order():
     model = small()
     x = pictures(model)
     wanted = whole(model, x)
@@ -107,11 +107,11 @@ def test_blocks_after_the_last_layer_do_not_run():
 
 
 @pytest.mark.parametrize("rows", ["all", "mean", [4, 9, 2]])
-def test_a_few_rows_at_a_time_are_the_same_maps(monkeypatch, rows):
+def test_chunks_of_rows_give_the_same_maps(monkeypatch, rows):
     model = small("rotary")
     x = pictures(model)
     wanted = attention(model, x, rows=rows)
-    monkeypatch.setattr(maps, "AT_ONCE", 2 * 3 * 19 * 2)
+    monkeypatch.setattr(maps, "CHUNK", 2 * 3 * 19 * 2)
     same(attention(model, x, rows=rows), wanted)
 
 
@@ -120,25 +120,25 @@ def test_another_image_size_has_its_own_grid():
     x = torch.randn(1, 3, 8, 24)
     found = attention(model, x, rows=[11])[0]
     same(found, whole(model, x)[0][:, :, [3 + 11]])
-    assert patch_columns(model, found, model.grid(x)).shape == (1, 3, 1, 2, 6)
+    assert patch_grid(model, found, model.grid(x)).shape == (1, 3, 1, 2, 6)
 
 
-def test_columns_of_patches_lie_as_the_patches_do():
+def test_patch_grid_restores_the_layout_of_the_patches():
     model = small("wide", registers=2)
     found = attention(model, pictures(model))[0]
-    square = patch_columns(model, found)
+    square = patch_grid(model, found)
     assert square.shape == (2, 3, 1, 2, 5)
     same(square[..., 1, 3], found[..., 3 + 5 + 3])
 
 
-def test_pooling_shows_its_weights():
+def test_pool_attention_is_the_softmax_written_out():
     model = small("map")
     x = pictures(model)
-    same(pool_weights(model, x), whole(model, x)[-1])
-    assert patch_columns(model, pool_weights(model, x)).shape == (2, 3, 1, 4, 4)
+    same(pool_attention(model, x), whole(model, x)[-1])
+    assert patch_grid(model, pool_attention(model, x)).shape == (2, 3, 1, 4, 4)
 
 
-def test_the_model_stays_as_it_was():
+def test_the_model_stays_unchanged():
     model = small()
     model.blocks[1].eval()
     before = [module.training for module in model.modules()]
@@ -165,32 +165,32 @@ def test_maps_come_without_a_graph_and_under_inference_mode():
     same(found, attention(model, x))
 
 
-def test_it_is_a_public_name():
+def test_attention_is_public():
     assert vitrail.attention is attention
 
 
-def test_numpy_numbers_are_numbers():
+def test_numpy_integers_are_valid_indices():
     model = small()
     assert attention(model, pictures(model), layers=np.array([0, 2]))[0].shape == (2, 3, 1, 17)
 
 
 @pytest.mark.parametrize(
-    ("kind", "asked", "words"),
+    ("kind", "settings", "message"),
     [
-        ("plain", {"layers": [3]}, "no such layers: [3]; give numbers from 0 to 2"),
+        ("plain", {"layers": [3]}, "no such layers: [3]; give indices from 0 to 2"),
         ("plain", {"layers": []}, "no such layers"),
-        ("plain", {"heads": [-4]}, "no such heads: [-4]; give numbers from 0 to 2"),
-        ("plain", {"rows": [16]}, "no such patches: [16]; give numbers from 0 to 15"),
-        ("plain", {"rows": "dist"}, 'no rows "dist"; ask for cls, mean, all or patch numbers'),
-        ("avg", {"rows": "cls"}, 'no rows "cls"; ask for mean, all or patch numbers'),
+        ("plain", {"heads": [-4]}, "no such heads: [-4]; give indices from 0 to 2"),
+        ("plain", {"rows": [16]}, "no such patches: [16]; give indices from 0 to 15"),
+        ("plain", {"rows": "dist"}, 'no rows "dist"; give cls, mean, all or patch indices'),
+        ("avg", {"rows": "cls"}, 'no rows "cls"; give mean, all or patch indices'),
         ("plain", {"rows": "clss"}, 'no rows "clss"'),
     ],
 )
-def test_what_is_not_there_is_refused_in_one_line(kind, asked, words):
+def test_unknown_layers_heads_and_rows_are_rejected_in_one_line(kind, settings, message):
     model = small(kind)
     with pytest.raises(UserError) as error:
-        attention(model, pictures(model), **asked)
-    assert words in str(error.value)
+        attention(model, pictures(model), **settings)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -203,18 +203,18 @@ def test_nan_in_the_weights_is_named():
 
 def test_nan_in_the_images_is_named():
     model = small()
-    with pytest.raises(UserError, match="the images hold NaN or infinity"):
+    with pytest.raises(UserError, match="the images contain NaN or infinity"):
         attention(model, torch.full((1, 3, 16, 16), float("nan")))
 
 
 def test_only_attention_pooling_has_pooling_weights():
-    with pytest.raises(UserError, match='pools by "cls", not by attention'):
-        pool_weights(small(), pictures(small()))
+    with pytest.raises(UserError, match='has pool "cls", not "map"'):
+        pool_attention(small(), pictures(small()))
 
 
-def test_maps_of_another_grid_are_refused():
+def test_maps_of_another_grid_are_rejected():
     with pytest.raises(UserError, match=r"21 tokens do not fit a grid of 4 x 4 patches"):
-        patch_columns(small(), torch.rand(1, 3, 1, 21))
+        patch_grid(small(), torch.rand(1, 3, 1, 21))
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start)
 
 @pytest.fixture(scope="module")
 def eager(tmp_path_factory) -> Path:
-    """A folder of models and of what Hugging Face's eager attention says of them."""
+    """A folder of models with the maps of Hugging Face's eager attention."""
     own = ROOT / ".venv-bench" / "bin" / "python"
     python = os.environ.get("VITRAIL_PEERS") or (str(own) if own.exists() else "")
     if not python:
@@ -242,7 +242,7 @@ def eager(tmp_path_factory) -> Path:
     folder: Path = tmp_path_factory.mktemp("peers")
     if TI.is_dir() and PHOTOS.is_dir():
         convert(TI, to="huggingface", out=folder / "ti")
-        view, photos = load(TI).view, sorted(PHOTOS.glob("*.jpg"))[:2]
+        view, photos = load_weights(TI).preprocess, sorted(PHOTOS.glob("*.jpg"))[:2]
         images = torch.stack([preprocess(view, load_image(photo, 3)) for photo in photos])
         save_file({"images": images}, folder / "ti.images.safetensors")
     command = [python, "-m", "tests.insight.peers", str(folder)]
@@ -255,8 +255,11 @@ def eager(tmp_path_factory) -> Path:
 def test_maps_equal_eager_attention_on_the_same_weights(eager, name):
     if not (eager / name).is_dir():
         pytest.skip(f"needs the weights in {TI}")
-    said, model = load_file(eager / f"{name}.maps.safetensors"), load(eager / name).model
-    found = attention(model, said["images"], rows="all")
-    assert len(found) == len(said) - 1
+    expected, model = (
+        load_file(eager / f"{name}.maps.safetensors"),
+        load_weights(eager / name).model,
+    )
+    found = attention(model, expected["images"], rows="all")
+    assert len(found) == len(expected) - 1
     for number, layer in enumerate(found):
-        same(layer, said[str(number)], atol=1e-5)
+        same(layer, expected[str(number)], atol=1e-5)

@@ -1,4 +1,4 @@
-"""The page: whole in itself, safe with any name, and alive in a browser."""
+"""The page: self-contained, safe with any name, and working in a browser."""
 
 import base64
 import hashlib
@@ -10,9 +10,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from tests.insight.explained import bright, example
-from vitrail.insight import looks as packing
-from vitrail.insight.page import note, page
+from tests.insight.examples import example, with_hot_patch
+from vitrail.insight import patch_attention as packing
+from vitrail.insight.explanation import explanation_page
+from vitrail.insight.page import describe_omissions
 
 HOSTILE = (
     "\"><img src=x onerror=\"document.title='hit'\"></script><script>document.title='hit'</script>"
@@ -42,18 +43,18 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def one():
-    return bright(example(name="fish.jpg"), 1, 2)
+    return with_hot_patch(example(name="fish.jpg"), 1, 2)
 
 
 @pytest.fixture(scope="module")
 def html(one):
-    return page([one, example("grey", name="other.png")])
+    return explanation_page([one, example("grey", name="other.png")])
 
 
 @pytest.fixture(scope="module")
 def hostile():
     names = (HOSTILE, "\u202egnp", "a\nb", "x" * 300, "日本")
-    return page([example(names=names, target=0, name=f"{HOSTILE}.jpg")], title=HOSTILE)
+    return explanation_page([example(names=names, target=0, name=f"{HOSTILE}.jpg")], title=HOSTILE)
 
 
 def test_the_page_loads_nothing_and_runs_one_script(html):
@@ -76,10 +77,14 @@ def test_the_page_loads_nothing_and_runs_one_script(html):
 
 def test_the_page_holds_the_maps(one, html):
     data = json.loads(Reader(html).scripts[0])["images"][0]
-    shares = np.frombuffer(base64.b64decode(data["shares"]), np.uint8)
-    assert np.array_equal(shares.reshape(one.looks.shares.shape), one.looks.shares)
-    most = np.frombuffer(base64.b64decode(data["most"]), "<f4")
-    assert np.array_equal(most.reshape(one.looks.most.shape), one.looks.most)
+    levels = np.frombuffer(base64.b64decode(data["levels"]), np.uint8)
+    assert np.array_equal(
+        levels.reshape(one.patch_attention.levels.shape), one.patch_attention.levels
+    )
+    row_max = np.frombuffer(base64.b64decode(data["rowMax"]), "<f4")
+    assert np.array_equal(
+        row_max.reshape(one.patch_attention.row_max.shape), one.patch_attention.row_max
+    )
 
 
 def test_hostile_names_are_text_on_the_page(hostile):
@@ -90,19 +95,17 @@ def test_hostile_names_are_text_on_the_page(hostile):
     assert HOSTILE in labels and r"a\nb" in labels and r"\u202egnp" in labels
 
 
-def test_an_image_takes_no_more_than_its_room():
-    assert packing.ROOM * 4 / 3 <= 4e6
-    one = example(room=8 * 17 * 16)
-    assert note(one) == (
-        "To keep this page small, 1 of 3 layers have every head, the others their mean."
-    )
-    assert note(example()) == "" and note(example(layers=[1])) == ""
+def test_an_image_fits_into_its_bytes():
+    assert packing.MAX_BYTES * 4 / 3 <= 4e6
+    one = example(max_bytes=8 * 17 * 16)
+    assert describe_omissions(one) == ("To keep this page small, 1 of 3 layers show single heads.")
+    assert describe_omissions(example()) == "" and describe_omissions(example(layers=[1])) == ""
 
 
-def test_a_page_of_many_images_says_what_is_left_out():
-    one = example(room=3 * 17 * 16)
-    assert note(one) == (
-        "To keep this page small, 2 of 3 layers are here, heads are here by their mean only."
+def test_the_page_names_what_it_omits():
+    one = example(max_bytes=3 * 17 * 16)
+    assert describe_omissions(one) == (
+        "To keep this page small, 2 of 3 layers are shown, only the mean over heads is shown."
     )
 
 
@@ -160,20 +163,20 @@ def over(tab, row, column, rows=4, columns=4):
     tab.mouse.move(x, box["y"] + (row + 0.5) * box["height"] / rows)
 
 
-def test_moving_over_a_patch_shows_where_it_looks(visit, one, html):
+def test_moving_over_a_patch_shows_its_attention(visit, one, html):
     tab = visit(html)
     over(tab, 0, 3)
-    first, said = colours(tab), tab.inner_text("#said")
+    first, said = colours(tab), tab.inner_text("#status")
     over(tab, 2, 1)
     assert colours(tab) != first
-    assert "row 0, column 3" in said and "row 2, column 1" in tab.inner_text("#said")
+    assert "row 0, column 3" in said and "row 2, column 1" in tab.inner_text("#status")
 
 
 def test_the_colours_are_those_of_the_patch(visit, one, html):
     tab = visit(html)
     over(tab, 2, 1)
     layer, head = map(int, tab.get_attribute("#matrix [aria-pressed=true]", "data-map").split())
-    row = one.looks.share(layer, head)[1 + 2 * 4 + 1]
+    row = one.patch_attention.weights(layer, head)[1 + 2 * 4 + 1]
     density = colours(tab)[3::4]
     assert int(np.argmax(density)) == int(np.argmax(row))
     order = np.argsort(row)
@@ -184,9 +187,10 @@ def test_clicking_a_small_map_chooses_layer_and_head(visit, one, html):
     tab = visit(html)
     over(tab, 2, 1)
     tab.click("[data-map='0 2']")
-    assert "In layer 0, head 2" in tab.inner_text("#said")
-    share = f"{100 * one.looks.most[one.looks.maps.index((0, 2)), 1 + 9]:.1f}\u00a0%"
-    assert tab.inner_text("#most") == share
+    assert "Layer 0, head 2" in tab.inner_text("#status")
+    number = one.patch_attention.maps.index((0, 2))
+    maximum = one.patch_attention.row_max[number, 1 + 9]
+    assert tab.inner_text("#high") == f"{100 * maximum:.1f}\u00a0%"
 
 
 def test_small_maps_follow_the_patch(visit, html):
@@ -203,9 +207,9 @@ def test_methods_can_be_switched(visit, one, html):
     density = np.array(colours(tab)[3::4])
     assert density.argmax() == 1 * 4 + 2 and (density > 0).sum() == 1
     over(tab, 1, 2)
-    assert "row 1, column 2 has 100.0\u00a0% of the whole" in tab.inner_text("#said")
-    tab.click("[data-mode=reader]")
-    assert "[CLS] spends" in tab.inner_text("#said")
+    assert "row 1, column 2 has 100.0\u00a0% of the sum" in tab.inner_text("#status")
+    tab.click("[data-mode=query]")
+    assert "[CLS] gives" in tab.inner_text("#status")
 
 
 def test_keys_move_the_patch(visit, html):
@@ -214,25 +218,25 @@ def test_keys_move_the_patch(visit, html):
     tab.focus("#frame")
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight"):
         tab.keyboard.press(key)
-    assert "row 2, column 3" in tab.inner_text("#said")
+    assert "row 2, column 3" in tab.inner_text("#status")
     tab.keyboard.press("Space")
     assert tab.locator("#over").is_hidden()
 
 
-def test_a_click_holds_the_patch(visit, html):
+def test_a_click_pins_the_patch(visit, html):
     tab = visit(html)
     over(tab, 1, 1)
     tab.mouse.down()
     tab.mouse.up()
     over(tab, 3, 0)
-    assert "row 1, column 1" in tab.inner_text("#said")
+    assert "row 1, column 1" in tab.inner_text("#status")
 
 
 def test_a_tap_chooses_the_patch_on_a_phone_and_nothing_is_wider_than_it(visit, html):
     tab = visit(html, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     box = tab.locator("#frame").bounding_box()
     tab.touchscreen.tap(box["x"] + 0.1 * box["width"], box["y"] + 0.9 * box["height"])
-    assert "row 3, column 0" in tab.inner_text("#said")
+    assert "row 3, column 0" in tab.inner_text("#status")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -257,7 +261,7 @@ def test_hostile_names_do_nothing_in_a_browser(visit, hostile):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
-def test_a_name_that_is_not_escaped_would_be_seen(browser, need, tmp_path, hostile):
+def test_an_unescaped_name_would_be_caught(browser, need, tmp_path, hostile):
     need("chromium")
     careless = re.sub(r"<meta http-equiv[^>]*>", "", hostile).replace(
         "<title>", "<title>x</title>" + HOSTILE
@@ -280,16 +284,16 @@ def test_a_script_that_was_changed_does_not_run(browser, need, tmp_path, html):
     assert hidden
 
 
-def test_gathered_patches_are_moved_over_as_cells(visit, monkeypatch):
-    monkeypatch.setattr(packing, "CELLS", 4)
-    tab = visit(page([example()]))
+def test_merged_patches_are_selected_as_cells(visit, monkeypatch):
+    monkeypatch.setattr(packing, "MAX_CELLS", 4)
+    tab = visit(explanation_page([example()]))
     over(tab, 1, 0, 2, 2)
-    assert "row 1, column 0" in tab.inner_text("#said")
-    assert "a square is 2 x 2 patches" in tab.inner_text("#note")
+    assert "row 1, column 0" in tab.inner_text("#status")
+    assert "a cell covers 2 x 2 patches" in tab.inner_text("#note")
     tab.click("[data-mode=relevance]")
-    assert "row 2, column 0" in tab.inner_text("#said")
+    assert "row 2, column 0" in tab.inner_text("#status")
 
 
 def test_the_page_opens_at_the_hottest_patch(visit, one):
-    tab = visit(page([one]))
-    assert "row 1, column 2" in tab.inner_text("#said")
+    tab = visit(explanation_page([one]))
+    assert "row 1, column 2" in tab.inner_text("#status")

@@ -1,18 +1,18 @@
-"""Attention: what `weights` shows is what `forward` does."""
+"""Attention: `weights` returns what `forward` applies."""
 
 import pytest
 import torch
 
 from vitrail.model.attention import Attention
 from vitrail.model.config import ViTConfig
-from vitrail.model.embed import rotary
+from vitrail.model.embed import rotary_positions
 from vitrail.model.pool import AttentionPool
 
-ROPE = rotary((2, 2), 8, 3, torch.zeros(()))
+ROPE = rotary_positions((2, 2), 8, 3, torch.zeros(()))
 
 
 def random(module):
-    """Weights of no special form, so that nothing is equal by accident."""
+    """Random weights, so that no two results are equal by accident."""
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return module
@@ -39,7 +39,7 @@ def test_every_row_sums_to_one():
 
 @pytest.mark.parametrize("heads", [None, [2], [1, 0], slice(1, 3)])
 @pytest.mark.parametrize("rows", [None, [0], [6, 2], slice(3, None), []])
-def test_a_part_of_the_weights_is_that_part_of_all(heads, rows):
+def test_selected_heads_and_rows_are_a_slice_of_all_weights(heads, rows):
     attention, x = random(Attention(24, 3, qk_norm=True)), torch.randn(2, 7, 24)
     whole = attention.weights(x, rope=ROPE)
     part = whole[:, slice(None) if heads is None else heads]

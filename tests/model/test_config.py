@@ -1,4 +1,4 @@
-"""What a model's settings accept, and what they answer to a mistake."""
+"""What a ViTConfig accepts, and the error for each mistake."""
 
 import dataclasses
 
@@ -8,13 +8,16 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 
 MISTAKES = [
-    ({"image": 30}, "image 30 x 30 is no multiple of patch 16; resize it to 48 x 48"),
-    ({"image": (224, 230)}, "image 224 x 230 is no multiple of patch 16; resize it to 224 x 224"),
+    ({"image": 30}, "image 30 x 30 is not a multiple of patch 16; resize it to 48 x 48"),
+    (
+        {"image": (224, 230)},
+        "image 224 x 230 is not a multiple of patch 16; resize it to 224",
+    ),
     ({"image": 5}, "resize it to 48 x 48"),
     ({"image": (1, 2, 3)}, "give one number or (height, width)"),
     ({"image": 0}, "image is 0; give a whole number of at least 1"),
     ({"image": (224, -16)}, "image is -16; give a whole number of at least 1"),
-    ({"image": "224"}, "image 224 is no size; give one number or (height, width)"),
+    ({"image": "224"}, "image '224' is not a size; give one number or (height, width)"),
     ({"patch": 0}, "patch is 0"),
     ({"patch": -4}, "patch is -4"),
     ({"patch": 2.0}, "patch is 2.0"),
@@ -28,42 +31,45 @@ MISTAKES = [
     ({"registers": -1}, "registers is -1"),
     ({"mlp_ratio": 0}, "mlp_ratio is 0"),
     ({"mlp_ratio": float("nan")}, "mlp_ratio is nan"),
-    ({"mlp_ratio": 1e-9}, "leaves nothing inside the MLP"),
+    ({"mlp_ratio": 1e-9}, "makes the MLP's hidden width 0"),
     ({"eps": 0.0}, "eps is 0.0"),
-    ({"dropout": 1.0}, "dropout is 1.0; give a chance from 0 to below 1"),
+    ({"dropout": 1.0}, "dropout is 1.0; give a probability from 0 to below 1"),
     ({"drop_path": -0.1}, "drop_path is -0.1"),
     ({"mlp": "relu"}, "mlp 'relu' is unknown; choose one of gelu, gelu_tanh, swiglu"),
     ({"positions": "sine"}, "positions 'sine' is unknown"),
     ({"pool": "max"}, "pool 'max' is unknown; choose one of cls, avg, map"),
     ({"head": None}, "head None is unknown"),
     ({"stem": "r101"}, "stem 'r101' is unknown; choose one of patch, r26, r50"),
-    ({"stem": "r26"}, "stem r26 with patch 16 was never published; use 32"),
-    ({"width": 6, "heads": 1, "positions": "sincos"}, "width 6 has no sincos positions"),
-    ({"width": 6, "heads": 1, "positions": "rotary"}, "head width 6 cannot be rotated"),
-    ({"distilled": True, "pool": "avg"}, 'a distilled model reads [CLS], not pool "avg"'),
-    ({"distilled": True, "head": "mlp"}, 'a distilled model has linear heads, not "mlp"'),
+    ({"stem": "r26"}, "stem r26 has no variant with patch 16; use patch 32"),
+    ({"width": 6, "heads": 1, "positions": "sincos"}, "sincos positions need a width"),
+    (
+        {"width": 6, "heads": 1, "positions": "rotary"},
+        "a multiple of 4, not 6",
+    ),
+    ({"distilled": True, "pool": "avg"}, 'a distilled model needs pool "cls", not "avg"'),
+    ({"distilled": True, "head": "mlp"}, 'a distilled model needs head "linear", not "mlp"'),
     ({"norm_after_pool": True}, 'norm_after_pool needs pool "avg", not "cls"'),
 ]
 
 
-@pytest.mark.parametrize(("settings", "answer"), MISTAKES, ids=lambda value: str(value)[:40])
-def test_a_mistake_is_answered_in_one_line(settings, answer):
+@pytest.mark.parametrize(("settings", "message"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_a_mistake_raises_a_one_line_error(settings, message):
     with pytest.raises(UserError) as error:
         ViTConfig(**settings)
-    assert answer in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_an_image_can_be_a_list_as_in_json():
+def test_an_image_size_may_be_a_list_as_in_json():
     assert ViTConfig(image=[224, 320]) == ViTConfig(image=(224, 320))
 
 
-def test_tokens_are_counted_in_front_and_in_the_grid():
+def test_tokens_are_class_tokens_registers_and_patches():
     config = ViTConfig(image=(64, 96), patch=16, distilled=True, registers=4)
-    assert (config.grid, config.patches, config.readers, config.prefix) == ((4, 6), 24, 2, 6)
+    assert (config.grid, config.patches, config.class_tokens, config.prefix) == ((4, 6), 24, 2, 6)
     assert config.tokens == 30
 
 
-def test_settings_do_not_change_after_they_were_checked():
+def test_a_config_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         ViTConfig().width = 5

@@ -1,4 +1,4 @@
-"""The whole model: its properties, its calls, and its answers to images that do not fit."""
+"""The whole model: its properties, its calls, and its errors for images that do not fit."""
 
 import copy
 import math
@@ -58,7 +58,7 @@ def test_a_batch_equals_its_images_one_by_one(model):
     torch.testing.assert_close(model(x), one_by_one, atol=2e-5, rtol=1e-4)
 
 
-def test_evaluation_is_deterministic_whatever_is_dropped_in_training(model):
+def test_evaluation_is_deterministic_with_dropout_and_drop_path(model):
     config = dict(vars(model.config)) | {"dropout": 0.5, "drop_path": 0.5}
     dropping = ViT(ViTConfig(**config)).eval()
     dropping.load_state_dict(model.state_dict())
@@ -67,7 +67,7 @@ def test_evaluation_is_deterministic_whatever_is_dropped_in_training(model):
     assert not torch.equal(dropping.train()(x), model(x))
 
 
-def test_a_hybrid_sees_each_image_alone_and_takes_other_sizes():
+def test_a_hybrid_treats_images_independently_and_accepts_other_sizes():
     model = tiny(**HYBRID)
     x = torch.randn(2, 3, 64, 96)
     one_by_one = torch.cat([model(image[None]) for image in x])
@@ -85,7 +85,7 @@ def test_the_order_of_kept_patches_does_not_matter(model):
     torch.testing.assert_close(model(x, keep=order.expand(2, -1)), model(x), atol=2e-5, rtol=1e-4)
 
 
-def test_patches_that_are_not_kept_are_not_seen():
+def test_patches_outside_keep_do_not_change_the_logits():
     for settings in ({}, {"positions": "rotary"}, {"positions": "sincos", "pool": "avg"}):
         model = tiny(**settings)
         x = images(model)
@@ -114,12 +114,12 @@ def test_patches_have_an_order_with_positions(positions):
 
 @pytest.mark.parametrize("size", [(4, 4), (24, 8), (40, 40)])
 @pytest.mark.parametrize("positions", ["learned", "sincos", "rotary", "none"])
-def test_any_size_that_the_patch_divides_goes_in(size, positions):
+def test_any_multiple_of_the_patch_is_a_valid_image_size(size, positions):
     model = tiny(positions=positions)
     assert model(torch.randn(2, 3, *size)).shape == (2, 7)
 
 
-def test_another_size_sees_stretched_positions():
+def test_another_image_size_interpolates_the_positions():
     model = tiny()
     larger = tiny(image=(24, 40))
     state = model.state_dict()
@@ -131,26 +131,26 @@ def test_another_size_sees_stretched_positions():
     torch.testing.assert_close(model(x), larger(x))
 
 
-def test_features_are_what_the_blocks_put_out(model):
-    seen = []
+def test_features_are_the_outputs_of_the_blocks(model):
+    outputs = []
     for block in model.blocks:
-        block.register_forward_hook(lambda module, given, out: seen.append(out))
+        block.register_forward_hook(lambda module, inputs, out: outputs.append(out))
     x = images(model)
     features = model.features(x, blocks=[-1, 0], norm=False, prefix=True)
-    assert len(seen) == 3
-    assert torch.equal(features[0], seen[2])
-    assert torch.equal(features[1], seen[0])
+    assert len(outputs) == 3
+    assert torch.equal(features[0], outputs[2])
+    assert torch.equal(features[1], outputs[0])
 
 
-def test_features_stop_after_the_last_block_that_is_wanted():
-    model, seen = tiny(), []
+def test_blocks_after_the_last_requested_one_do_not_run():
+    model, outputs = tiny(), []
     for block in model.blocks:
-        block.register_forward_hook(lambda module, given, out: seen.append(out))
+        block.register_forward_hook(lambda module, inputs, out: outputs.append(out))
     model.features(images(model), blocks=[0, 1])
-    assert len(seen) == 2
+    assert len(outputs) == 2
 
 
-def test_maps_lay_the_patches_out_as_they_were(model):
+def test_feature_maps_keep_the_layout_of_the_patches(model):
     x = images(model)
     (flat,) = model.features(x)
     (maps,) = model.features(x, maps=True)
@@ -167,7 +167,7 @@ def test_pooled_features_lead_to_the_logits(model):
     torch.testing.assert_close(model.head(model.pre_logits(model.pool(model.encode(x)))), model(x))
 
 
-def test_a_distilled_model_says_the_mean_of_both_heads():
+def test_a_distilled_model_averages_the_logits_of_both_heads():
     model = tiny(distilled=True)
     x = images(model)
     tokens = model.norm(model.encode(x))
@@ -175,17 +175,17 @@ def test_a_distilled_model_says_the_mean_of_both_heads():
     torch.testing.assert_close(model(x), both.mean(dim=0))
 
 
-def test_nobody_reads_a_register():
+def test_the_head_does_not_read_registers():
     model = tiny(pool="avg", registers=2, depth=1)
     with torch.no_grad():
-        model.blocks[0].attn.proj.weight.zero_()  # no token can tell another one anything
+        model.blocks[0].attn.proj.weight.zero_()  # attention passes nothing between tokens
     x = images(model)
     before = model(x)
     torch.nn.init.normal_(model.reg_token)
     assert torch.equal(model(x), before)
 
 
-def test_the_first_loss_is_that_of_guessing():
+def test_the_first_loss_is_ln_of_the_classes():
     model = ViT(ViTConfig(**TINY))
     loss = F.cross_entropy(model(torch.randn(8, 3, 12, 20)), torch.arange(8) % 7)
     assert loss.item() == pytest.approx(math.log(7), abs=1e-5)
@@ -211,7 +211,7 @@ def test_initial_weights_are_as_published():
     assert not model.head.weight.any() and not model.head_dist.weight.any()
 
 
-def test_dropout_stands_in_its_four_places():
+def test_dropout_follows_embedding_attention_and_both_mlp_layers():
     model = ViT(ViTConfig(**TINY | {"depth": 1}, dropout=0.5)).train()
     counts = []
     for module in model.modules():
@@ -221,27 +221,27 @@ def test_dropout_stands_in_its_four_places():
     assert counts == [24, 24, 96, 24]  # positions, attention, inside the MLP, after it
 
 
-def test_paths_are_dropped_more_often_the_deeper_they_are():
+def test_the_drop_path_rate_rises_linearly_with_depth():
     model = ViT(ViTConfig(**TINY, drop_path=0.2))
     assert [block.drop_path.rate for block in model.blocks] == pytest.approx([0, 0.1, 0.2])
 
 
 @pytest.mark.parametrize(
-    ("shape", "answer"),
+    ("shape", "message"),
     [
-        ((2, 3, 12, 21), "image 12 x 21 is no multiple of patch 4; resize it to 12 x 20"),
+        ((2, 3, 12, 21), "image 12 x 21 is not a multiple of patch 4; resize it to 12 x 20"),
         ((2, 1, 12, 20), "give floats of shape (batch, 3, height, width)"),
         ((3, 12, 20), "images are torch.float32 of shape (3, 12, 20)"),
         ((2, 3, 2, 20), "resize it to 12 x 20"),
     ],
 )
-def test_an_image_that_does_not_fit_is_answered_in_one_line(shape, answer):
+def test_an_image_that_does_not_fit_raises_a_user_error(shape, message):
     with pytest.raises(UserError) as error:
         tiny()(torch.zeros(shape))
-    assert answer in str(error.value)
+    assert message in str(error.value)
 
 
-def test_integers_are_no_images():
+def test_integer_images_are_rejected():
     with pytest.raises(UserError, match=r"images are torch.uint8"):
         tiny()(torch.zeros(2, 3, 12, 20, dtype=torch.uint8))
 
@@ -249,19 +249,19 @@ def test_integers_are_no_images():
 @pytest.mark.parametrize(
     "keep", [torch.zeros(3, 2).long(), torch.zeros(2).long(), torch.zeros(2, 2)]
 )
-def test_a_wrong_choice_of_patches_is_answered(keep):
-    with pytest.raises(UserError, match="give int64 indices of patches"):
+def test_wrong_patch_indices_are_rejected(keep):
+    with pytest.raises(UserError, match="give int64 patch indices"):
         tiny()(torch.zeros(2, 3, 12, 20), keep=keep)
 
 
 @pytest.mark.parametrize("blocks", [[3], [-4], []])
-def test_a_block_that_is_not_there_is_answered(blocks):
-    with pytest.raises(UserError, match="give numbers from 0 to 2"):
+def test_an_unknown_block_is_rejected(blocks):
+    with pytest.raises(UserError, match="give indices from 0 to 2"):
         tiny().features(torch.zeros(2, 3, 12, 20), blocks=blocks)
 
 
 def test_maps_and_prefix_exclude_each_other():
-    with pytest.raises(UserError, match="ask for prefix or for maps"):
+    with pytest.raises(UserError, match="set prefix or maps, not both"):
         tiny().features(torch.zeros(2, 3, 12, 20), prefix=True, maps=True)
 
 
@@ -325,7 +325,7 @@ def test_the_whole_model_is_one_graph(kind):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch's own import
-def test_a_compiled_model_gives_the_same(need):
+def test_a_compiled_model_gives_the_same_logits(need):
     need("g++")
     torch.compiler.reset()
     model = tiny(depth=1)
@@ -333,7 +333,7 @@ def test_a_compiled_model_gives_the_same(need):
     torch.testing.assert_close(torch.compile(model)(x), model(x), atol=1e-4, rtol=1e-4)
 
 
-def test_it_learns_one_batch_by_heart():
+def test_it_overfits_one_batch():
     torch.manual_seed(0)
     model = ViT(ViTConfig(**TINY)).train()
     x, labels = images(model, 14), torch.arange(14) % 7

@@ -103,11 +103,11 @@ def test_our_model_answers_as_the_published_one(name: str, kind: str):
 @pytest.mark.parametrize(
     ("setting", "values"),
     [
-        ("mlp", get_args(kinds.Mlp)),
-        ("positions", get_args(kinds.Positions)),
-        ("pool", get_args(kinds.Pool)),
-        ("head", get_args(kinds.Head)),
-        ("stem", get_args(kinds.Stem)),
+        ("mlp", get_args(kinds.MlpKind)),
+        ("positions", get_args(kinds.PositionKind)),
+        ("pool", get_args(kinds.PoolKind)),
+        ("head", get_args(kinds.HeadKind)),
+        ("stem", get_args(kinds.StemKind)),
     ],
 )
 def test_every_kind_of_model_has_a_published_one(setting: str, values: tuple[str, ...]):

@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 
 from vitrail.data.config import Preprocess
-from vitrail.data.preview import Few
+from vitrail.data.preview import MemorySource
 from vitrail.data.source import fingerprint
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.run import predictions
-from vitrail.run.predictions import Answers, Predictions
-from vitrail.run.recipe import Recipe, write_toml
-from vitrail.run.record import with_reasons
+from vitrail.run.predictions import Predictions, SplitOutputs
+from vitrail.run.recipe import Recipe, recipe_to_toml
+from vitrail.run.record import prepend_reasons
 from vitrail.zoo.file import save_model
 
 SHARE = {"train": 0.5, "val": 0.25, "test": 0.25}
@@ -45,7 +45,7 @@ def images(names, each=8, side=24, path="{name}/{number}.png"):
         image.save(stream, "PNG" if side <= 64 else "JPEG")
         contents.append(stream.getvalue())
         ids.append(path.format(name=names[label], number=number))
-    return Few("made up", tuple(names), labels.astype(np.int64), splits, ids, contents)
+    return MemorySource("made up", tuple(names), labels.astype(np.int64), splits, ids, contents)
 
 
 def write_run(folder, source, accuracy=0.8, seed=0, **facts):
@@ -55,10 +55,10 @@ def write_run(folder, source, accuracy=0.8, seed=0, **facts):
     classes = len(source.classes)
     vit = ViTConfig(image=24, patch=4, classes=classes, width=32, depth=2, heads=2)
     view = Preprocess(size=24)
-    recipe = Recipe(source=str(folder / "data"), model="Nano/4", vit=vit, view=view)
+    recipe = Recipe(source=str(folder / "data"), model="Nano/4", vit=vit, preprocess=view)
     recipe = replace(recipe, train=replace(recipe.train, steps=60))
     reasons = ["batch 128: <b>at least</b> eight steps", "epochs 3: asked for"]
-    (folder / "recipe.toml").write_text(with_reasons(reasons, write_toml(recipe)))
+    (folder / "recipe.toml").write_text(prepend_reasons(reasons, recipe_to_toml(recipe)))
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in journal()))
     seen, scores = {}, {}
     for split in SHARE:
@@ -68,11 +68,11 @@ def write_run(folder, source, accuracy=0.8, seed=0, **facts):
         right = torch.from_numpy(random.random(len(items)) < accuracy)
         wrong = (labels + torch.from_numpy(random.integers(1, classes, len(items)))) % classes
         logits.scatter_(1, torch.where(right, labels, wrong)[:, None], 6.0)
-        seen[split] = Answers(logits=logits, labels=labels, items=items).judged(1.3)
+        seen[split] = SplitOutputs(logits=logits, labels=labels, items=items).to_predictions(1.3)
         rate = seen[split].accuracy
         scores[split] = {"accuracy": rate, "interval": [max(0, rate - 0.1), min(1, rate + 0.1)]}
-    about = predictions.about(source, fingerprint(source), seen, 1.3)
-    predictions.keep(folder, Predictions(splits=seen, facts={**about, **facts}))
+    about = predictions.describe_predictions(source, fingerprint(source), seen, 1.3)
+    predictions.save_predictions(folder, Predictions(splits=seen, metadata={**about, **facts}))
     numbers = {"run": str(folder), "model": "Nano/4", "epochs": 3, "steps": 60, "seconds": 12.5}
     numbers |= {"val": scores["val"], "test": scores["test"]}
     (folder / "metrics.json").write_text(json.dumps(numbers))

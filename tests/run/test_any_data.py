@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitrail
 from vitrail.errors import UserError
-from vitrail.run import run
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import read_recipe
 
@@ -31,7 +31,7 @@ def train(tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
 
     def go(data, **wishes):
-        done = run.train(data, out=tmp_path / "run", quiet=True, report=False, **wishes)
+        done = vitrail.train(data, out=tmp_path / "run", quiet=True, report=False, **wishes)
         return done.metrics, read_recipe(done.folder / "recipe.toml")
 
     return go
@@ -66,7 +66,7 @@ def test_tensorboard_goes_on_with_a_run(digits, stop_at, monkeypatch, tmp_path):
         with pytest.raises(Stopped):
             digits(tensorboard=True)
     monkeypatch.undo()
-    run.resume(tmp_path / "run", report=False, quiet=True)
+    vitrail.resume(tmp_path / "run", report=False, quiet=True)
     board = events.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     assert [one.step for one in board.Scalars("step/loss")] == [1, 5, 10, 15, 20, 25, 30]
@@ -76,20 +76,20 @@ def test_without_tensorboard_nothing_is_begun_and_a_run_goes_on(
     digits, stop_at, monkeypatch, tmp_path, capsys
 ):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
-    with pytest.raises(UserError, match="TensorBoard is not installed; pip install"):
+    with pytest.raises(UserError, match="TensorBoard is not installed; run pip install"):
         digits(tensorboard=True)
     assert not (tmp_path / "run").exists()
     stop_at(7)
     with pytest.raises(Stopped):
         digits()
     (tmp_path / "run" / "tensorboard").mkdir()
-    assert run.resume(tmp_path / "run", report=False).metrics["steps"] == 30
-    assert "the run goes on without its events" in capsys.readouterr().err
+    assert vitrail.resume(tmp_path / "run", report=False).metrics["steps"] == 30
+    assert "resuming without its events" in capsys.readouterr().err
 
 
 def test_tensorboard_shows_what_the_journal_has(train, tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    train("digits", epochs=1, tensorboard=True, changes={"vit": {"width": 16, "depth": 1}})
+    train("digits", epochs=1, tensorboard=True, settings={"vit": {"width": 16, "depth": 1}})
     board = events.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     assert {"step/loss", "epoch/val_accuracy"} <= set(board.Tags()["scalars"])

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from vitrail.run import auto
-from vitrail.run.recipe import Recipe, build
+from vitrail.run.recipe import Recipe, settings_from_dict
 from vitrail.zoo.presets import preset
 
-CIFAR = auto.Facts(images=45_000, classes=10, side=32, channels=3, uneven=1.1)
-DIGITS = auto.Facts(images=1_400, classes=10, side=8, channels=1, uneven=1.1)
-PHOTOS = auto.Facts(images=900, classes=3, side=375, channels=3, uneven=1.5)
-TINY = auto.Facts(images=12, classes=2, side=300, channels=3, uneven=2)
+CIFAR = auto.DataSummary(images=45_000, classes=10, side=32, channels=3, imbalance=1.1)
+DIGITS = auto.DataSummary(images=1_400, classes=10, side=8, channels=1, imbalance=1.1)
+PHOTOS = auto.DataSummary(images=900, classes=3, side=375, channels=3, imbalance=1.5)
+TINY = auto.DataSummary(images=12, classes=2, side=300, channels=3, imbalance=2)
 SETS = {"cifar": CIFAR, "digits": DIGITS, "photos": PHOTOS, "tiny": TINY}
 
 
@@ -19,8 +19,8 @@ SETS = {"cifar": CIFAR, "digits": DIGITS, "photos": PHOTOS, "tiny": TINY}
 @pytest.mark.parametrize("minutes", [None, 0.5, 10, 300])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_choice_is_a_recipe(name, minutes, device):
-    choice = auto.choose(SETS[name], minutes=minutes, device=device)
-    recipe = build(Recipe, choice.settings)
+    choice = auto.choose_from_scratch(SETS[name], minutes=minutes, device=device)
+    recipe = settings_from_dict(Recipe, choice.settings)
     assert 9 <= recipe.vit.patches <= 256
     assert recipe.vit.width // recipe.vit.heads >= 32
     assert recipe.vit.classes == SETS[name].classes
@@ -30,44 +30,45 @@ def test_every_choice_is_a_recipe(name, minutes, device):
 
 def test_a_short_time_wants_a_small_model_and_a_long_one_a_larger():
     widths = [
-        auto.choose(CIFAR, minutes=minutes).settings["vit"]["width"] for minutes in (10, 200, 6000)
+        auto.choose_from_scratch(CIFAR, minutes=minutes).settings["vit"]["width"]
+        for minutes in (10, 200, 6000)
     ]
     assert widths == sorted(widths) and widths[0] < widths[2]
 
 
 def test_grey_pictures_are_left_as_they_are_where_few_passes_are_made():
     grey = replace(DIGITS, images=54_000, side=28)
-    kinds = [auto.augmentation(grey, passes)[0] for passes in (3, 14, 100)]
+    kinds = [auto.choose_augmentation(grey, passes)[0] for passes in (3, 14, 100)]
     assert kinds == ["none", "gentle digits", "digits"]
 
 
 def test_how_often_an_image_is_seen_decides_on_augmentation():
-    kinds = [auto.augmentation(CIFAR, passes)[0] for passes in (1, 5, 10, 100, 300)]
+    kinds = [auto.choose_augmentation(CIFAR, passes)[0] for passes in (1, 5, 10, 100, 300)]
     assert kinds == ["none", "flips", "light", "medium", "strong"]
 
 
 def test_grey_pictures_are_not_flipped():
-    assert auto.choose(DIGITS, minutes=1).settings["data"]["augment"]["flip"] == 0
+    assert auto.choose_from_scratch(DIGITS, minutes=1).settings["data"]["augment"]["flip"] == 0
 
 
 @pytest.mark.parametrize(
     ("uneven", "weights", "balanced"), [(2, False, False), (5, True, False), (30, False, True)]
 )
 def test_uneven_classes_are_evened(uneven, weights, balanced):
-    facts = auto.Facts(images=900, classes=3, side=32, channels=3, uneven=uneven)
-    settings = auto.choose(facts, minutes=5).settings
+    facts = auto.DataSummary(images=900, classes=3, side=32, channels=3, imbalance=uneven)
+    settings = auto.choose_from_scratch(facts, minutes=5).settings
     assert settings["train"]["class_weights"] is weights
     assert settings["data"]["balanced"] is balanced
 
 
 def test_a_named_model_looks_at_the_size_of_the_pictures():
-    assert auto.choose(CIFAR, model="S/16").settings["vit"]["image"] == 32
-    assert auto.choose(PHOTOS, model="S/16").settings["vit"]["image"] == 224
+    assert auto.choose_from_scratch(CIFAR, model="S/16").settings["vit"]["image"] == 32
+    assert auto.choose_from_scratch(PHOTOS, model="S/16").settings["vit"]["image"] == 224
 
 
 @pytest.mark.parametrize("model", ["DINOv2-S/14", "SigLIP-B/16", "CLIP-B/16", "DINOv3-S/16"])
 def test_a_model_published_without_a_head_gets_one(model):
-    assert auto.choose(PHOTOS, model=model).settings["vit"]["head"] == "linear"
+    assert auto.choose_from_scratch(PHOTOS, model=model).settings["vit"]["head"] == "linear"
 
 
 @pytest.mark.parametrize("images", [1, 2, 3, 5, 9, 64, 500, 10**6])
@@ -79,7 +80,12 @@ def test_a_batch_is_a_power_of_two_within_the_images(images):
 
 @pytest.mark.parametrize("side", [1, 3, 5, 6, 7, 9, 17, 29])
 def test_tiny_pictures_have_patches_enough(side):
-    assert build(Recipe, auto.choose(replace(DIGITS, side=side)).settings).vit.patches >= 9
+    assert (
+        settings_from_dict(
+            Recipe, auto.choose_from_scratch(replace(DIGITS, side=side)).settings
+        ).vit.patches
+        >= 9
+    )
 
 
 def line(choice, start):
@@ -87,29 +93,33 @@ def line(choice, start):
 
 
 def test_steps_say_how_often_an_image_is_seen():
-    choice = auto.choose(CIFAR, epochs=300, steps=704, batch=64)
-    assert "seen about 1.0 times" in line(choice, "model")
+    choice = auto.choose_from_scratch(CIFAR, epochs=300, steps=704, batch=64)
+    assert "about 1.0 epochs expected" in line(choice, "model")
     assert line(choice, "augmentation none") and not line(choice, "epochs")
     assert choice.settings["train"]["epochs"] == 2  # a little over one pass
 
 
 def test_from_scratch_optimizer_batch_and_epochs_have_their_reasons():
-    choice = auto.choose(replace(CIFAR, uneven=5))
-    for start in ("optimizer muon, rate 0.01: ", "batch 128: at least 16 steps", "epochs 44: "):
+    choice = auto.choose_from_scratch(replace(CIFAR, imbalance=5))
+    for start in (
+        "optimizer muon, learning rate 0.01: ",
+        "batch 128: at least 16 steps",
+        "epochs 44: ",
+    ):
         assert line(choice, start)
     assert line(choice, "class weights: the largest class is 5.0 times the smallest")
-    assert line(auto.choose(TINY), "batch 4: there are only 12 images")
+    assert line(auto.choose_from_scratch(TINY), "batch 4: there are only 12 images")
 
 
 def test_a_fine_tuning_has_the_same_reasons():
     vit = preset("S/16")
-    choice = auto.fine_tune(replace(PHOTOS, uneven=12), "S/16", vit, None, None)
-    told = ("augmentation light: ", "batch 32: ", "optimizer adamw, rate 0.0005: ")
+    choice = auto.choose_fine_tuning(replace(PHOTOS, imbalance=12), "S/16", vit, None, None)
+    told = ("augmentation light: ", "batch 32: ", "optimizer adamw, learning rate 0.0005: ")
     for start in (*told, "balanced sampling: ", "epochs 22: fine-tuning needs few"):
         assert line(choice, start)
-    assert line(auto.fine_tune(PHOTOS, "S/16", vit, None, 5), "epochs 5: asked for")
+    assert line(auto.choose_fine_tuning(PHOTOS, "S/16", vit, None, 5), "epochs 5: requested")
 
 
 def test_a_fine_tuning_by_the_clock_has_no_epochs():
-    choice = auto.fine_tune(PHOTOS, "S/16", preset("S/16"), None, 5, timed=True)
+    choice = auto.choose_fine_tuning(PHOTOS, "S/16", preset("S/16"), None, 5, timed=True)
     assert not line(choice, "epochs") and "epochs" not in choice.settings["train"]

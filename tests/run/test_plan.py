@@ -1,4 +1,4 @@
-"""How many steps fit into the minutes."""
+"""The number of steps that fits into the minutes."""
 
 import time
 from types import SimpleNamespace
@@ -7,51 +7,57 @@ import numpy as np
 import pytest
 
 from vitrail.run import plan
-from vitrail.run.live import Live
-from vitrail.run.plan import Timing, paced, timed
+from vitrail.run.plan import StepTiming, mean_step_time, trial_seconds
 from vitrail.run.recipe import Recipe
+from vitrail.run.terminal import Terminal
 from vitrail.training.config import TrainConfig
 
 
-def pace(monkeypatch, steps, seconds):
-    """What is told of steps that take so long, by a clock of their own."""
-    clock, enough = [0.0], []
+def measure(monkeypatch, steps, seconds):
+    """The mean time of steps that take these seconds on a fake clock."""
+    clock, stop = [0.0], []
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
     def walk():
         for each in steps:
-            if enough:
+            if stop:
                 return
             clock[0] += each
             yield each
 
-    return paced(walk(), seconds, enough)
+    return mean_step_time(walk(), seconds, stop)
 
 
-def test_a_program_that_wakes_for_a_moment_does_not_count(monkeypatch):
-    assert pace(monkeypatch, [0.1] * 19 + [1.0] * 2 + [0.1] * 99, 3.8) == pytest.approx(0.1)
+def test_the_slowest_steps_do_not_count(monkeypatch):
+    assert measure(monkeypatch, [0.1] * 19 + [1.0] * 2 + [0.1] * 99, 3.8) == pytest.approx(0.1)
 
 
-def test_a_machine_that_drifts_counts_on_average(monkeypatch):
+def test_drifting_speed_is_averaged(monkeypatch):
     drifting = [0.1, 0.2] * 50
-    assert pace(monkeypatch, drifting, 15.0) == pytest.approx(0.1444, abs=1e-3)
+    assert measure(monkeypatch, drifting, 15.0) == pytest.approx(0.1444, abs=1e-3)
 
 
-def test_the_timing_takes_a_twentieth_of_the_minutes_and_a_minute_at_most():
+def test_timing_takes_a_twentieth_of_the_minutes_and_at_most_one_minute():
     plain, dropping = TrainConfig(), TrainConfig(drop_patches=0.5)
-    assert [timed(plain, minutes) for minutes in (0.5, 1, 10, 100)] == [1.5, 3, 30, 60]
-    assert [timed(dropping, minutes) for minutes in (0.5, 1, 10, 100)] == [0.75, 1.5, 15, 30]
-    assert timed(plain, None) == timed(dropping, None) == 3
+    assert [trial_seconds(plain, minutes) for minutes in (0.5, 1, 10, 100)] == [1.5, 3, 30, 60]
+    assert [trial_seconds(dropping, minutes) for minutes in (0.5, 1, 10, 100)] == [
+        0.75,
+        1.5,
+        15,
+        30,
+    ]
+    assert trial_seconds(plain, None) == trial_seconds(dropping, None) == 3
 
 
 @pytest.mark.parametrize("minutes", [1, 10, 60])
-def test_on_a_steady_machine_a_run_is_punctual(monkeypatch, minutes):
-    timing = Timing(step=0.2, image=0.001)
-    monkeypatch.setattr(plan, "measure", lambda *_: timing)
+def test_a_run_ends_on_time_on_a_steady_machine(monkeypatch, minutes):
+    timing = StepTiming(step=0.2, image=0.001)
+    monkeypatch.setattr(plan, "measure_timing", lambda *_: timing)
     splits = np.repeat(["train", "val", "test"], [9000, 1000, 1000])
     loader = SimpleNamespace(source=SimpleNamespace(splits=splits), steps=70)
-    began = time.monotonic() - 5  # what start and timing took
-    made = plan.plan(Recipe(), loader, None, minutes, began, Live(quiet=True)).train
-    looks = made.steps // (made.evaluate_every * loader.steps)
-    seconds = 5 + made.steps * timing.step + 1000 * timing.image * (looks + 2) + 1
+    started = time.monotonic() - 5  # for the start and the timing
+    terminal = Terminal(quiet=True)
+    made = plan.plan_steps(Recipe(), loader, None, minutes, started, terminal).train
+    evaluations = made.steps // (made.evaluate_every * loader.steps)
+    seconds = 5 + made.steps * timing.step + 1000 * timing.image * (evaluations + 2) + 1
     assert 0.94 * 60 * minutes < seconds <= 60 * minutes

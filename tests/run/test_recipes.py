@@ -7,8 +7,8 @@ import pytest
 
 from vitrail.data.config import Augment
 from vitrail.run import auto
-from vitrail.run.build import check_sense
-from vitrail.run.recipe import Recipe, build, merge, read_recipe
+from vitrail.run.build import check_recipe
+from vitrail.run.recipe import Recipe, merge_settings, read_recipe, settings_from_dict
 from vitrail.zoo.presets import preset
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.toml"))
@@ -51,13 +51,15 @@ def test_the_header_says_how_and_what_was_reached(path):
 def test_it_is_a_recipe_that_can_work(path):
     table = read_recipe(path)
     images, classes, side, channels = FACTS.get(table.get("source", ""), (10_000, 1000, 375, 3))
-    facts = auto.Facts(images=images, classes=classes, side=side, channels=channels, uneven=1.0)
+    facts = auto.DataSummary(
+        images=images, classes=classes, side=side, channels=channels, imbalance=1.0
+    )
     if path.stem == "gpu-finetune":
-        choice = auto.fine_tune(facts, "B/16", preset("B/16"), auto.Preprocess(), None)
+        choice = auto.choose_fine_tuning(facts, "B/16", preset("B/16"), auto.Preprocess(), None)
     else:
-        choice = auto.choose(facts, model=table["model"], device="cuda")
-    recipe = build(Recipe, merge(choice.settings, table))
-    check_sense(recipe, facts)
+        choice = auto.choose_from_scratch(facts, model=table["model"], device="cuda")
+    recipe = settings_from_dict(Recipe, merge_settings(choice.settings, table))
+    check_recipe(recipe, facts)
     for section in ("vit", "train"):
         for name, value in table.get(section, {}).items():
             assert getattr(getattr(recipe, section), name) == value
@@ -67,10 +69,12 @@ def test_it_is_a_recipe_that_can_work(path):
 def test_what_the_literature_says_is_not_mixed_with_what_we_would_choose(path):
     table = read_recipe(path)
     assert set(table["data"]["augment"]) == {entry.name for entry in fields(Augment)}
-    facts = auto.Facts(images=10_000, classes=10, side=375, channels=3, uneven=1.0)
-    ours = auto.fine_tune(facts, "B/16", preset("B/16"), None, None).settings["train"]
+    facts = auto.DataSummary(images=10_000, classes=10, side=375, channels=3, imbalance=1.0)
+    ours = auto.choose_fine_tuning(facts, "B/16", preset("B/16"), None, None).settings["train"]
     for epochs in (5, 30, 100, 300):
-        ours |= auto.choose(facts, model="S/16", epochs=epochs, device="cuda").settings["train"]
+        ours |= auto.choose_from_scratch(
+            facts, model="S/16", epochs=epochs, device="cuda"
+        ).settings["train"]
     of_the_data = {"class_weights", "drop_until"}
     of_weights = set() if path.stem == "gpu-finetune" else {"layer_decay"}
     assert set(ours) | {"clip"} <= set(table["train"]) | of_the_data | of_weights

@@ -1,4 +1,4 @@
-"""Several processes of one test, forked, that find each other as those of torchrun do."""
+"""Starts several processes of one test, which find each other as those of torchrun do."""
 
 import multiprocessing
 import os
@@ -7,23 +7,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vitrail.training.distributed import joined
+from vitrail.training.distributed import join_world
 
 
 def ranks(
-    world: int, work: Callable[[Any], Any], timeout: float = 30, join: bool = True
+    size: int, work: Callable[[Any], Any], timeout: float = 30, join: bool = True
 ) -> list[Any]:
-    """What `work` returns, or raises, in each of `world` processes; no tensors, please.
+    """What `work` returns, or raises, in each of `size` processes; it must not return tensors.
 
-    It is given the processes that met, or without `join` its rank, and then joins by itself.
+    It gets the `World`, or without `join` its rank, and then joins by itself.
     """
     context = multiprocessing.get_context("fork")
     port = free_port()
     started = []
-    for rank in range(world):
+    for rank in range(size):
         mine, theirs = context.Pipe(duplex=False)
-        arguments = (rank, world, port, work, timeout if join else 0, theirs)
-        process = context.Process(target=live, args=arguments, daemon=True)
+        arguments = (rank, size, port, work, timeout if join else 0, theirs)
+        process = context.Process(target=run_rank, args=arguments, daemon=True)
         process.start()
         theirs.close()
         started.append((process, mine))
@@ -36,21 +36,21 @@ def ranks(
 
 
 def answer(pipe: Any, end: float) -> Any:
-    """None of a process that died or hangs."""
+    """None for a process that died or hangs."""
     try:
         return pipe.recv() if pipe.poll(max(0, end - time.monotonic())) else None
     except EOFError:
         return None
 
 
-def live(rank: int, world: int, port: int, work: Any, timeout: float, pipe: Any) -> None:
-    names = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_PORT": port}
+def run_rank(rank: int, size: int, port: int, work: Any, timeout: float, pipe: Any) -> None:
+    names = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     try:
         if timeout:
-            with joined(timeout) as together:
-                found = work(together)
+            with join_world(timeout) as world:
+                found = work(world)
         else:
             found = work(rank)
     except BaseException as error:

@@ -3,10 +3,6 @@ import math
 import os
 import resource
 import shutil
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +10,7 @@ import torch
 from vitrail import files
 from vitrail.errors import UserError
 from vitrail.training import checkpoint
-from vitrail.training.checkpoint import load, lock, save
+from vitrail.training.checkpoint import load_checkpoint, save_checkpoint
 
 
 @pytest.fixture
@@ -24,7 +20,7 @@ def folder(tmp_path):
 
 def put(folder, *steps):
     for step in steps:
-        save(folder, step, {"weight": torch.full((3, 2), float(step))}, {"step": step})
+        save_checkpoint(folder, step, {"weight": torch.full((3, 2), float(step))}, {"step": step})
 
 
 def names(folder):
@@ -47,9 +43,9 @@ def test_what_was_saved_is_loaded(folder):
         "strided": torch.randn(4, 6).mT,
         "empty": torch.zeros(0, 3),
     }
-    save(folder, 12, tensors, {"epoch": 3, "names": ["a", "ü"], "none": None})
-    found = load(folder)
-    assert (found.step, found.facts) == (12, {"epoch": 3, "names": ["a", "ü"], "none": None})
+    save_checkpoint(folder, 12, tensors, {"epoch": 3, "names": ["a", "ü"], "none": None})
+    found = load_checkpoint(folder)
+    assert (found.step, found.progress) == (12, {"epoch": 3, "names": ["a", "ü"], "none": None})
     assert found.warnings == ()
     assert found.tensors.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -57,48 +53,48 @@ def test_what_was_saved_is_loaded(folder):
         assert torch.equal(found.tensors[name], tensor), name
 
 
-def test_numbers_among_the_facts_come_back_to_the_last_bit(folder):
+def test_numbers_in_the_progress_are_restored_to_the_last_bit(folder):
     numbers = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, math.pi, 2**60 + 1]
     numbers += torch.randn(50, generator=torch.Generator().manual_seed(0)).tolist()
-    save(folder, 1, {"x": torch.zeros(1)}, {"numbers": numbers})
-    assert [float(n).hex() for n in load(folder).facts["numbers"]] == [
+    save_checkpoint(folder, 1, {"x": torch.zeros(1)}, {"numbers": numbers})
+    assert [float(n).hex() for n in load_checkpoint(folder).progress["numbers"]] == [
         float(n).hex() for n in numbers
     ]
 
 
-def test_no_state_is_none(folder):
-    assert load(folder) is None
+def test_without_checkpoints_there_is_none(folder):
+    assert load_checkpoint(folder) is None
     folder.mkdir()
-    assert load(folder) is None
+    assert load_checkpoint(folder) is None
 
 
-def test_the_newest_state_wins(folder):
+def test_the_newest_checkpoint_wins(folder):
     put(folder, 9, 10)
-    assert load(folder).step == 10
+    assert load_checkpoint(folder).step == 10
 
 
-def test_two_states_are_kept(folder):
+def test_two_checkpoints_are_kept(folder):
     put(folder, 1, 2, 3, 4)
     assert names(folder) == ["step-00000003", "step-00000004"]
 
 
 def test_names_sort_by_number_whatever_their_length(folder):
     put(folder, 99_999_999, 100_000_000)
-    assert load(folder).step == 100_000_000
+    assert load_checkpoint(folder).step == 100_000_000
 
 
-@pytest.mark.parametrize("name", ["facts.json", "tensors.safetensors", "manifest.json"])
-def test_any_flipped_bit_is_found_and_the_state_before_is_used(folder, name):
+@pytest.mark.parametrize("name", ["progress.json", "tensors.safetensors", "manifest.json"])
+def test_any_flipped_bit_is_found_and_the_checkpoint_before_is_used(folder, name):
     put(folder, 1, 2)
     path = folder / "step-00000002" / name
     whole = path.read_bytes()
     for position in range(len(whole)):
         flip(path, position, bit=position % 8)
-        found = load(folder)
+        found = load_checkpoint(folder)
         assert found.step == 1, position
         assert "step-00000002 " in found.warnings[0]
         path.write_bytes(whole)
-    assert load(folder).step == 2
+    assert load_checkpoint(folder).step == 2
 
 
 def test_even_another_kind_of_space_in_the_manifest_is_found(folder):
@@ -108,90 +104,92 @@ def test_even_another_kind_of_space_in_the_manifest_is_found(folder):
     for position, byte in enumerate(whole):
         if byte in b" \n":
             path.write_bytes(whole[:position] + b"\r" + whole[position + 1 :])
-            assert load(folder).step == 1, position
+            assert load_checkpoint(folder).step == 1, position
 
 
-def test_a_warning_says_what_is_damaged_and_where_it_goes_on(folder):
+def test_a_warning_says_what_is_damaged_and_which_step_is_used(folder):
     put(folder, 1, 2)
     flip(folder / "step-00000002" / "tensors.safetensors", -1)
-    (told,) = load(folder).warnings
-    assert told.startswith("step-00000002 is damaged: tensors.safetensors is not as it was saved")
-    assert told.endswith("; going back to step 1")
+    (told,) = load_checkpoint(folder).warnings
+    assert told.startswith(
+        "step-00000002 is damaged: tensors.safetensors differs from what was saved"
+    )
+    assert told.endswith("; falling back to step 1")
 
 
-@pytest.mark.parametrize("name", ["facts.json", "tensors.safetensors", "manifest.json"])
+@pytest.mark.parametrize("name", ["progress.json", "tensors.safetensors", "manifest.json"])
 @pytest.mark.parametrize("length", [0, 1, 100])
 def test_a_truncated_file_is_found(folder, name, length):
     put(folder, 1, 2)
     os.truncate(folder / "step-00000002" / name, length)
-    assert load(folder).step == 1
+    assert load_checkpoint(folder).step == 1
 
 
-@pytest.mark.parametrize("name", ["facts.json", "tensors.safetensors", "manifest.json"])
+@pytest.mark.parametrize("name", ["progress.json", "tensors.safetensors", "manifest.json"])
 def test_a_missing_file_is_named(folder, name):
     put(folder, 1, 2)
     (folder / "step-00000002" / name).unlink()
-    assert f"is not whole: {name} is missing" in load(folder).warnings[0]
+    assert f"is incomplete: {name} is missing" in load_checkpoint(folder).warnings[0]
 
 
 def test_a_file_that_grew_is_found(folder):
     put(folder, 1, 2)
     with (folder / "step-00000002" / "tensors.safetensors").open("ab") as file:
         file.write(b"\0")
-    assert load(folder).step == 1
+    assert load_checkpoint(folder).step == 1
 
 
-def test_a_state_under_another_number_is_found(folder):
+def test_a_checkpoint_under_another_number_is_found(folder):
     put(folder, 1, 2)
     (folder / "step-00000002").rename(folder / "step-00000007")
-    found = load(folder)
+    found = load_checkpoint(folder)
     assert found.step == 1
-    assert "step-00000007 is damaged: step is not" in found.warnings[0]
+    assert "step-00000007 is damaged: step differs" in found.warnings[0]
 
 
-def test_what_is_not_ours_is_passed_over(folder):
+def test_other_files_are_ignored(folder):
     put(folder, 1)
     (folder / "step-00000009").mkdir()
     (folder / "step-nine").mkdir()
     (folder / "step-00000010").write_text("a file")
     (folder / "notes.txt").write_text("mine")
-    os.mkfifo(folder / "step-00000009" / "facts.json")
-    found = load(folder)
+    os.mkfifo(folder / "step-00000009" / "progress.json")
+    found = load_checkpoint(folder)
     assert found.step == 1
     assert found.warnings == (
-        "step-00000009 is not whole: facts.json is missing; going back to step 1",
+        "step-00000009 is incomplete: progress.json is missing; falling back to step 1",
     )
 
 
-def test_when_no_state_is_whole_each_is_told(folder):
+def test_when_all_checkpoints_are_damaged_each_is_named(folder):
     put(folder, 1, 2)
     for step in (1, 2):
-        flip(folder / f"step-0000000{step}" / "facts.json", 3)
+        flip(folder / f"step-0000000{step}" / "progress.json", 3)
     with pytest.raises(
-        UserError, match=r"no state .*step-00000002 is .*step-00000001 is .*; start"
+        UserError, match=r"all checkpoints .*step-00000002 is .*step-00000001 is .*; start"
     ):
-        load(folder)
+        load_checkpoint(folder)
 
 
-def test_a_state_of_another_format_says_so(folder, monkeypatch):
+def test_a_checkpoint_of_another_format_says_so(folder, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", 2)
     put(folder, 1)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="no format 1; resume with the version that wrote it"):
-        load(folder)
+    with pytest.raises(UserError, match="not of format 1; resume with the version that wrote it"):
+        load_checkpoint(folder)
 
 
-def test_what_lies_past_a_resumed_step_is_cleared(folder):
+def test_checkpoints_past_a_resumed_step_are_removed(folder):
     put(folder, 10, 20)
-    flip(folder / "step-00000020" / "facts.json", 3)
-    put(folder, load(folder).step + 5)
+    flip(folder / "step-00000020" / "progress.json", 3)
+    put(folder, load_checkpoint(folder).step + 5)
     assert names(folder) == ["step-00000010", "step-00000015"]
 
 
-def test_a_step_is_saved_again_with_other_facts(folder):
+def test_a_step_is_saved_again_with_other_progress(folder):
     put(folder, 1, 2)
-    save(folder, 2, {"weight": torch.ones(1)}, {"best": 0.5})
-    assert load(folder).facts == {"best": 0.5}
+    save_checkpoint(folder, 2, {"weight": torch.ones(1)}, {"best": 0.5})
+    assert load_checkpoint(folder).progress == {"best": 0.5}
     assert names(folder) == ["step-00000001", "step-00000002"]
 
 
@@ -201,45 +199,45 @@ def test_the_first_of_two_saves_of_a_step_loads_until_the_second_is_there(folder
     def killed(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "sync", killed)
+    monkeypatch.setattr(files, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
-        save(folder, 2, {"weight": torch.ones(1)}, {"best": 0.5})
+        save_checkpoint(folder, 2, {"weight": torch.ones(1)}, {"best": 0.5})
     monkeypatch.undo()
-    assert load(folder).facts == {"step": 2}
+    assert load_checkpoint(folder).progress == {"step": 2}
     put(folder, 3)
     assert names(folder) == ["step-00000003"]
 
 
-def test_leftovers_of_a_killed_save_are_ignored_and_swept(folder):
+def test_leftovers_of_a_killed_save_are_ignored_and_removed(folder):
     put(folder, 1)
     shutil.copytree(folder / "step-00000001", folder / ".step-00000002.x.tmp" / "step-00000002")
-    assert load(folder).step == 1
+    assert load_checkpoint(folder).step == 1
     put(folder, 3)
     assert names(folder) == ["step-00000001", "step-00000003"]
 
 
-def test_a_refused_write_leaves_the_state_before(folder):
+def test_a_failed_write_leaves_the_checkpoint_before(folder):
     put(folder, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(UserError, match=r"cannot save step 2 .*older states are untouched"):
-            save(folder, 2, {"weight": torch.zeros(1000)}, {})
+        with pytest.raises(UserError, match=r"cannot save step 2 .*older checkpoints are intact"):
+            save_checkpoint(folder, 2, {"weight": torch.zeros(1000)}, {})
         with pytest.raises(UserError, match=r"cannot save step 2 .*File too large"):
-            save(folder, 2, {"weight": torch.zeros(1)}, {"long": "x" * 2000})
+            save_checkpoint(folder, 2, {"weight": torch.zeros(1)}, {"long": "x" * 2000})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(folder) == ["step-00000001"]
-    assert load(folder).step == 1
+    assert load_checkpoint(folder).step == 1
 
 
-def test_a_run_folder_that_is_gone_is_not_made_anew(tmp_path):
-    with pytest.raises(UserError, match=r"gone.* is gone, step 3 was not saved"):
+def test_a_missing_run_folder_is_not_created_again(tmp_path):
+    with pytest.raises(UserError, match=r"gone was moved or deleted, and step 3 was not saved"):
         put(tmp_path / "gone" / "checkpoints", 3)
     assert not (tmp_path / "gone").exists()
 
 
-def test_a_state_folder_that_is_a_file_is_told(folder):
+def test_a_checkpoint_folder_that_is_a_file_is_an_error(folder):
     folder.write_text("")
     with pytest.raises(UserError, match="cannot save step 1"):
         put(folder, 1)
@@ -253,108 +251,27 @@ def test_the_manifest_is_readable_json(folder):
     assert told["tensors.safetensors"].startswith(f"{size} bytes, sha256 ")
 
 
-def test_other_threads_and_versions_are_told(folder, monkeypatch):
+def test_other_threads_and_versions_are_reported(folder, monkeypatch):
     put(folder, 5)
-    now = {**checkpoint.machine(), "threads": 64, "torch": "9.9"}
-    monkeypatch.setattr(checkpoint, "machine", lambda: now)
-    told = load(folder).warnings
+    now = {**checkpoint.describe_machine(), "threads": 64, "torch": "9.9"}
+    monkeypatch.setattr(checkpoint, "describe_machine", lambda: now)
+    told = load_checkpoint(folder).warnings
     assert len(told) == 2
-    assert f"threads {torch.get_num_threads()}, going on with 64" in told[1]
+    assert f"threads {torch.get_num_threads()}, resumed with 64" in told[1]
 
 
 @pytest.mark.parametrize("name", ["vitrail", "numpy", "pillow", "simplejpeg"])
-def test_another_version_of_what_makes_the_batches_is_told(folder, monkeypatch, name):
+def test_another_version_of_a_library_is_reported(folder, monkeypatch, name):
     put(folder, 5)
-    now = {**checkpoint.machine(), name: "9.9"}
-    monkeypatch.setattr(checkpoint, "machine", lambda: now)
-    (told,) = load(folder).warnings
-    assert told.startswith(f"saved with {name} ") and "going on with 9.9" in told
+    now = {**checkpoint.describe_machine(), name: "9.9"}
+    monkeypatch.setattr(checkpoint, "describe_machine", lambda: now)
+    (told,) = load_checkpoint(folder).warnings
+    assert told.startswith(f"saved with {name} ") and "resumed with 9.9" in told
 
 
-def test_a_state_that_does_not_tell_a_version_is_not_told_of(folder, monkeypatch):
+def test_a_checkpoint_without_a_version_gets_no_warning(folder, monkeypatch):
     with monkeypatch.context() as patch:
-        few = {name: checkpoint.machine()[name] for name in ("torch", "threads")}
-        patch.setattr(checkpoint, "machine", lambda: few)
+        few = {name: checkpoint.describe_machine()[name] for name in ("torch", "threads")}
+        patch.setattr(checkpoint, "describe_machine", lambda: few)
         put(folder, 5)
-    assert load(folder).warnings == ()
-
-
-HOLD = """
-import fcntl, os, sys, time
-file = open(sys.argv[1], "a+")
-fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-file.truncate(0)
-file.write(f"{os.getpid()} on somewhere")
-file.flush()
-print("held", flush=True)
-time.sleep(60)
-"""
-TRY = HOLD.replace("time.sleep(60)", "")
-
-
-def test_a_second_process_is_refused_and_told_who_is_there(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path / ".lock"], stdout=subprocess.PIPE
-    ) as holder:
-        try:
-            holder.stdout.readline()
-            refused = pytest.raises(UserError, match=f"in use by process {holder.pid} on somewhere")
-            with refused, lock(tmp_path):
-                pass
-        finally:
-            holder.kill()
-
-
-def test_the_lock_of_a_killed_process_does_not_block(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path / ".lock"], stdout=subprocess.PIPE
-    ) as holder:
-        holder.stdout.readline()
-        holder.send_signal(signal.SIGKILL)
-    with lock(tmp_path):
-        assert str(os.getpid()) in (tmp_path / ".lock").read_text()
-
-
-def attempt(path: Path) -> bool:
-    """Whether another process gets the lock."""
-    done = subprocess.run([sys.executable, "-c", TRY, path / ".lock"], capture_output=True)
-    return done.returncode == 0
-
-
-def test_the_lock_holds_while_the_block_runs_and_no_longer(tmp_path):
-    with lock(tmp_path):
-        assert not attempt(tmp_path)
-    assert attempt(tmp_path)
-
-
-def test_a_process_does_not_enter_twice(tmp_path):
-    with lock(tmp_path):
-        with pytest.raises(UserError, match=f"in use by process {os.getpid()}"), lock(tmp_path):
-            pass
-        assert not attempt(tmp_path)
-    with lock(tmp_path):
-        pass
-
-
-def test_an_error_in_the_block_frees_the_lock_and_stays_itself(tmp_path):
-    with pytest.raises(FileNotFoundError), lock(tmp_path):
-        (tmp_path / "nothing").read_text()
-    assert attempt(tmp_path)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only waits
-def test_workers_that_outlive_the_process_do_not_hold_its_lock(tmp_path):
-    with lock(tmp_path):
-        worker = os.fork()
-        if worker == 0:
-            signal.pause()
-    try:
-        assert attempt(tmp_path)
-    finally:
-        os.kill(worker, signal.SIGKILL)
-        os.waitpid(worker, 0)
-
-
-def test_a_folder_that_cannot_be_locked_is_told(tmp_path):
-    with pytest.raises(UserError, match=r"cannot lock .*No such file"), lock(tmp_path / "none"):
-        pass
+    assert load_checkpoint(folder).warnings == ()

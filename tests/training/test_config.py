@@ -48,7 +48,7 @@ def test_whole_numbers_serve_as_fractions():
 
 
 def test_a_batch_has_no_more_parts_than_images():
-    with pytest.raises(UserError, match="lower accumulate"):
+    with pytest.raises(UserError, match=r"lower `train.accumulate`"):
         TrainConfig(batch=4, accumulate=5)
 
 

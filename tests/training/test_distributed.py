@@ -15,17 +15,17 @@ from tests.training.ranks import ranks
 from tests.training.tiny import CLASSES, Tiny, batches
 from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
-from vitrail.training.distributed import ALONE, Lost, Together, joined
+from vitrail.training.distributed import SINGLE, PeerLost, World, join_world
 from vitrail.training.learner import Learner
-from vitrail.training.loop import train
+from vitrail.training.loop import train_steps
 
 STEPS, BATCH = 10, 8
 CONFIG = TrainConfig(batch=BATCH, lr=1e-3, warmup=0.2, ema=0.9, smoothing=0.1)
 
 
-def shares(together: Together, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+def shares(world: World, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     """This process's part of every batch."""
-    first, last = (BATCH * (together.rank + end) // together.world for end in (0, 1))
+    first, last = (BATCH * (world.rank + end) // world.size for end in (0, 1))
     for images, labels in batches(size=BATCH):
         yield images[first:last].to(dtype), labels[first:last]
 
@@ -39,16 +39,16 @@ def learner(dtype: torch.dtype, config: TrainConfig) -> Learner:
     return Learner(model.to(dtype), config)
 
 
-def weights(together: Together, dtype: torch.dtype, config: TrainConfig) -> np.ndarray:
+def weights(world: World, dtype: torch.dtype, config: TrainConfig) -> np.ndarray:
     """All of them, and the averaged ones, after ten steps; then the losses."""
     model = learner(dtype, config)
-    steps = list(train(model, shares(together, dtype), config, STEPS, together=together))
+    steps = list(train_steps(model, shares(world, dtype), config, STEPS, world=world))
     found = [t.flatten() for name, t in model.tensors().items() if not name.startswith("opt")]
     return torch.cat([*found, torch.tensor([step.loss for step in steps])]).numpy()
 
 
 def check_equal(world: int, dtype: torch.dtype, config: TrainConfig = CONFIG) -> None:
-    one = weights(ALONE, dtype, config)
+    one = weights(SINGLE, dtype, config)
     many = ranks(world, partial(weights, dtype=dtype, config=config))
     most = {torch.float32: 1e-5, torch.float64: 1e-10}[dtype]
     for found in many:
@@ -71,24 +71,24 @@ def test_parts_of_shares_that_differ_add_up_to_the_batch():
 def same_share_for_all(monkeypatch):
     deal = shares
 
-    def wrong(together, dtype):
-        return deal(replace(together, rank=0), dtype)
+    def wrong(world, dtype):
+        return deal(replace(world, rank=0), dtype)
 
     monkeypatch.setitem(globals(), "shares", wrong)
 
 
 def not_synced(monkeypatch):
-    monkeypatch.setattr(Together, "spread", lambda self, model, images: model)
+    monkeypatch.setattr(World, "wrap_model", lambda self, model, images: model)
 
 
 def scaled_by_the_own_share(monkeypatch):
-    add = Together.sum
+    add = World.all_reduce
 
     def wrong(self, *numbers):
         count, *rest = add(self, *numbers)
-        return [numbers[0] * self.world if numbers[0] == int(numbers[0]) else count, *rest]
+        return [numbers[0] * self.size if numbers[0] == int(numbers[0]) else count, *rest]
 
-    monkeypatch.setattr(Together, "sum", wrong)
+    monkeypatch.setattr(World, "all_reduce", wrong)
 
 
 @pytest.mark.parametrize("broken", [same_share_for_all, not_synced, scaled_by_the_own_share])
@@ -112,7 +112,7 @@ class Wide(torch.nn.Module):
         return found
 
 
-def stopped_equals_whole(together: Together) -> bool:
+def stopped_equals_whole(world: World) -> bool:
     config = TrainConfig(batch=BATCH, lr=0.01)
 
     def fresh() -> Learner:
@@ -120,11 +120,11 @@ def stopped_equals_whole(together: Together) -> bool:
         return Learner(Wide(), config)
 
     def go(model: Learner, start: int, total: int) -> None:
-        seen = shares(together, torch.float32)
+        seen = shares(world, torch.float32)
         for _ in range(start):
             next(seen)
-        options = {"start": start, "together": together}
-        for step in train(model, seen, config, 20, **options):
+        options = {"start": start, "world": world}
+        for step in train_steps(model, seen, config, 20, **options):
             if step.number == total:
                 return
 
@@ -145,19 +145,19 @@ def test_gradients_in_packs_of_a_changing_order_would_be_noticed(monkeypatch):
     def unsettled(self, model, images):
         return torch.nn.parallel.DistributedDataParallel(model)
 
-    monkeypatch.setattr(Together, "spread", unsettled)
+    monkeypatch.setattr(World, "wrap_model", unsettled)
     assert ranks(3, stopped_equals_whole) == [False] * 3
 
 
 def test_all_end_before_the_step_that_follows_a_signal_to_one():
-    def hears(together):
+    def hears(world):
         heard, steps = [], 0
-        options = {"together": together, "heard": heard}
-        for _ in train(
-            learner(torch.float32, CONFIG), shares(together, torch.float32), CONFIG, 9, **options
+        options = {"world": world, "stop": heard}
+        for _ in train_steps(
+            learner(torch.float32, CONFIG), shares(world, torch.float32), CONFIG, 9, **options
         ):
             steps += 1
-            if together.rank == 1 and steps == 4:
+            if world.rank == 1 and steps == 4:
                 heard.append(signal.SIGTERM)
         return steps
 
@@ -165,16 +165,16 @@ def test_all_end_before_the_step_that_follows_a_signal_to_one():
 
 
 def test_what_the_first_says_all_know():
-    def tells(together):
-        return together.tell({"rank": together.rank, "best": None, "loss": 0.1})
+    def tells(world):
+        return world.broadcast({"rank": world.rank, "best": None, "loss": 0.1})
 
     assert ranks(3, tells) == [{"rank": 0, "best": None, "loss": 0.1}] * 3
 
 
 def test_tensors_of_the_first_come_to_all_with_every_bit():
-    def hands(together):
+    def hands(world):
         mine = {"a": torch.tensor([1 / 3, float("nan")]), "step": torch.tensor(7)}
-        found = together.hand_out(mine if together.first else {})
+        found = world.broadcast_tensors(mine if world.is_leader else {})
         return {name: (str(t.dtype), t.numpy().tobytes()) for name, t in found.items()}
 
     first, *others = ranks(3, hands)
@@ -183,8 +183,8 @@ def test_tensors_of_the_first_come_to_all_with_every_bit():
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 11])
 def test_gathered_rows_come_once_and_in_their_order(count):
-    def deals(together):
-        rows = together.gather(torch.arange(count)[together.rank :: together.world])
+    def deals(world):
+        rows = world.gather(torch.arange(count)[world.rank :: world.size])
         return rows if rows is None else rows.tolist()
 
     assert ranks(3, deals) == [list(range(count)), None, None]
@@ -192,37 +192,39 @@ def test_gathered_rows_come_once_and_in_their_order(count):
 
 @pytest.mark.slow
 def test_a_process_that_hangs_is_named_after_the_timeout():
-    def hangs(together):
-        if together.rank == 1:
+    def hangs(world):
+        if world.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        together.sum(1)
+        world.all_reduce(1)
 
     first, _, last = ranks(3, hangs, timeout=2)
     for found in (first, last):
-        assert isinstance(found, Lost)
+        assert isinstance(found, PeerLost)
     told = [str(found) for found in (first, last)]
     assert any("rank 1 of 3 gave no answer for 2 seconds" in line for line in told), told
 
 
 def test_a_process_that_dies_is_told_at_once():
-    def dies(together):
-        if together.rank == 1:
+    def dies(world):
+        if world.rank == 1:
             os._exit(1)
-        together.sum(1)
-        together.sum(1)
+        world.all_reduce(1)
+        world.all_reduce(1)
 
     found = ranks(2, dies, timeout=20)[0]
-    assert isinstance(found, Lost)
+    assert isinstance(found, PeerLost)
     assert "another of the 2 processes ended" in str(found)
 
 
 def test_one_process_is_alone_and_pays_nothing():
-    assert ALONE.first and ALONE.sum(1, 2.5) == [1, 2.5] and ALONE.tell("x") == "x"
+    assert (
+        SINGLE.is_leader and SINGLE.all_reduce(1, 2.5) == [1, 2.5] and SINGLE.broadcast("x") == "x"
+    )
     model = Tiny()
-    assert ALONE.spread(model, torch.zeros(1, 1, 4, 6)) is model
+    assert SINGLE.wrap_model(model, torch.zeros(1, 1, 4, 6)) is model
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
 def test_a_timeout_that_is_no_time_is_refused(seconds):
-    with pytest.raises(UserError, match="give a number of seconds above 0"), joined(seconds):
+    with pytest.raises(UserError, match="give a number of seconds above 0"), join_world(seconds):
         pass

@@ -7,14 +7,14 @@ from torch import nn
 from tests.training.tiny import MATRICES, Tiny
 from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
-from vitrail.training.optim import Average, Muon, build, orthogonal
+from vitrail.training.optim import EmaModel, Muon, build_optimizer, orthogonalize
 
 
 def groups(model, optimizer):
     """Name -> (scale, weight decay, matrices stacked)."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {
-        names[parameter]: (group["scale"], group["weight_decay"], group["stacked"])
+        names[parameter]: (group["scale"], group["weight_decay"], group["matrices"])
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
@@ -29,22 +29,26 @@ def step(model, optimizer, seed=0):
 
 def test_vectors_and_named_parameters_feel_no_weight_decay():
     model = Tiny()
-    found = groups(model, build(model, TrainConfig(weight_decay=0.1), undecayed=["token"]))
+    found = groups(
+        model, build_optimizer(model, TrainConfig(weight_decay=0.1), no_weight_decay=["token"])
+    )
     decayed = {name for name, (_, decay, _) in found.items() if decay}
     assert decayed == {name for name, p in model.named_parameters() if p.ndim == 2}
 
 
 def test_every_parameter_is_in_one_group():
     model = Tiny()
-    optimizer = build(model, TrainConfig())
+    optimizer = build_optimizer(model, TrainConfig())
     listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert sorted(map(id, listed)) == sorted(map(id, model.parameters()))
 
 
 def test_the_rate_falls_from_layer_to_layer_below_the_top():
     model, layers = Tiny(), {"embed": 0, "token": 0, "head": 2}
-    optimizer = build(
-        model, TrainConfig(layer_decay=0.5), layer=lambda name: layers.get(name.split(".")[0], 1)
+    optimizer = build_optimizer(
+        model,
+        TrainConfig(layer_decay=0.5),
+        layer_index=lambda name: layers.get(name.split(".")[0], 1),
     )
     found = groups(model, optimizer)
     names = ("embed.weight", "qkv.bias", "head.weight")
@@ -54,27 +58,29 @@ def test_the_rate_falls_from_layer_to_layer_below_the_top():
 def test_frozen_parameters_are_left_alone():
     model = Tiny()
     model.embed.requires_grad_(False)
-    assert not [name for name in groups(model, build(model, TrainConfig())) if "embed" in name]
+    assert not [
+        name for name in groups(model, build_optimizer(model, TrainConfig())) if "embed" in name
+    ]
 
 
 def test_a_model_that_cannot_learn_is_refused():
-    with pytest.raises(UserError, match="no parameter of the model learns"):
-        build(Tiny().requires_grad_(False), TrainConfig())
+    with pytest.raises(UserError, match="no parameter of the model requires a gradient"):
+        build_optimizer(Tiny().requires_grad_(False), TrainConfig())
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(UserError, match=r"has no parameters .*pos"):
-        build(Tiny(), TrainConfig(), undecayed=["pos"])
+        build_optimizer(Tiny(), TrainConfig(), no_weight_decay=["pos"])
 
 
 def test_muon_turns_matrices_only():
     with pytest.raises(UserError, match="token"):
-        build(Tiny(), TrainConfig(optimizer="muon"), matrices={"token": 1})
+        build_optimizer(Tiny(), TrainConfig(optimizer="muon"), matrices={"token": 1})
 
 
 def test_adamw_has_no_use_for_matrices():
     model = Tiny()
-    found = groups(model, build(model, TrainConfig(), matrices=MATRICES))
+    found = groups(model, build_optimizer(model, TrainConfig(), matrices=MATRICES))
     assert not any(stacked for _, _, stacked in found.values())
 
 
@@ -83,7 +89,7 @@ def test_newton_schulz_brings_all_singular_values_near_1(shape):
     torch.manual_seed(0)
     u, _, vt = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
     spread = torch.logspace(-1, 1, 8).diag()  # the largest a hundred times the smallest
-    values = torch.linalg.svdvals(orthogonal(u @ spread @ vt))
+    values = torch.linalg.svdvals(orthogonalize(u @ spread @ vt))
     assert 0.6 < values.min() < values.max() < 1.3
 
 
@@ -91,7 +97,7 @@ def test_newton_schulz_keeps_the_directions():
     torch.manual_seed(0)
     x = torch.randn(16, 16)
     u, _, vt = torch.linalg.svd(x)
-    (turned,) = orthogonal(x[None])
+    (turned,) = orthogonalize(x[None])
     values = (u.mT @ turned @ vt.mT).diag()
     torch.testing.assert_close(u @ values.diag() @ vt, turned, atol=1e-4, rtol=1e-4)
 
@@ -99,12 +105,12 @@ def test_newton_schulz_keeps_the_directions():
 def test_matrices_in_a_stack_do_not_touch_each_other():
     torch.manual_seed(0)
     x = torch.randn(3, 8, 16)
-    alone = torch.cat([orthogonal(matrix[None]) for matrix in x])
-    torch.testing.assert_close(orthogonal(x), alone)
+    alone = torch.cat([orthogonalize(matrix[None]) for matrix in x])
+    torch.testing.assert_close(orthogonalize(x), alone)
 
 
 def test_a_zero_gradient_stays_zero():
-    assert orthogonal(torch.zeros(2, 4, 4)).abs().max() == 0
+    assert orthogonalize(torch.zeros(2, 4, 4)).abs().max() == 0
 
 
 def test_stacked_matrices_turn_as_if_they_were_alone():
@@ -116,7 +122,7 @@ def test_stacked_matrices_turn_as_if_they_were_alone():
         layer.weight.data = part.clone()
     for model, stacked in ((fused, 3), (alone, 1)):
         names = {name: stacked for name, _ in model.named_parameters()}
-        optimizer = build(model, config, matrices=names)
+        optimizer = build_optimizer(model, config, matrices=names)
         gradient = torch.randn(24, 8, generator=torch.Generator().manual_seed(1))
         count = len(list(model.parameters()))
         for parameter, part in zip(model.parameters(), gradient.chunk(count), strict=True):
@@ -129,8 +135,8 @@ def test_stacked_matrices_turn_as_if_they_were_alone():
 def test_muon_steps_the_rest_as_adamw_does():
     one, other = Tiny(), Tiny()
     other.load_state_dict(one.state_dict())
-    step(one, build(one, TrainConfig(optimizer="muon"), matrices=MATRICES))
-    step(other, build(other, TrainConfig()))
+    step(one, build_optimizer(one, TrainConfig(optimizer="muon"), matrices=MATRICES))
+    step(other, build_optimizer(other, TrainConfig()))
     for name, parameter in one.named_parameters():
         same = torch.equal(parameter, other.get_parameter(name))
         assert same == (name not in MATRICES), name
@@ -143,7 +149,7 @@ def test_muon_moves_a_matrix_as_far_as_adamw_would():
         model = nn.Linear(shape[1], shape[0], bias=False)
         before = model.weight.detach().clone()
         config = TrainConfig(optimizer="muon", lr=0.01, weight_decay=0)
-        step(model, build(model, config, matrices={"weight": 1}))
+        step(model, build_optimizer(model, config, matrices={"weight": 1}))
         change = (model.weight - before).pow(2).mean().sqrt()
         assert 0.0013 < change < 0.0025, shape
 
@@ -155,23 +161,25 @@ def test_muon_pulls_matrices_towards_zero():
     start = pulled.weight.detach().clone()
     for model, decay in ((pulled, 0.5), (free, 0.0)):
         config = TrainConfig(optimizer="muon", lr=0.1, weight_decay=decay)
-        step(model, build(model, config, matrices={"weight": 1}))
+        step(model, build_optimizer(model, config, matrices={"weight": 1}))
     torch.testing.assert_close(free.weight - pulled.weight, start * 0.1 * 0.5)
 
 
 def test_muon_remembers_gradients():
     model = nn.Linear(8, 8, bias=False)
-    optimizer = build(model, TrainConfig(optimizer="muon"), matrices={"weight": 1})
+    optimizer = build_optimizer(model, TrainConfig(optimizer="muon"), matrices={"weight": 1})
     step(model, optimizer, seed=1)
     fresh = copy.deepcopy(model)
     step(model, optimizer, seed=2)
-    step(fresh, build(fresh, TrainConfig(optimizer="muon"), matrices={"weight": 1}), seed=2)
+    step(
+        fresh, build_optimizer(fresh, TrainConfig(optimizer="muon"), matrices={"weight": 1}), seed=2
+    )
     assert not torch.equal(model.weight, fresh.weight)
 
 
 def test_muon_passes_over_parameters_without_gradient():
     model = Tiny()
-    optimizer = build(model, TrainConfig(optimizer="muon"), matrices=MATRICES)
+    optimizer = build_optimizer(model, TrainConfig(optimizer="muon"), matrices=MATRICES)
     before = copy.deepcopy(model.state_dict())
     optimizer.step()
     assert isinstance(optimizer, Muon)
@@ -181,7 +189,7 @@ def test_muon_passes_over_parameters_without_gradient():
 def test_the_average_by_hand():
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 1.0)
-    average = Average(model, decay=0.15)
+    average = EmaModel(model, decay=0.15)
     nn.init.constant_(model.weight, 2.0)
     average.update(step=0)  # keeps (1 + 0) / (10 + 0)
     assert average.model.weight.item() == pytest.approx(0.1 * 1 + 0.9 * 2)
@@ -191,7 +199,7 @@ def test_the_average_by_hand():
 
 def test_the_average_takes_the_newest_buffers():
     model = nn.BatchNorm1d(2)
-    average = Average(model, decay=0.9)
+    average = EmaModel(model, decay=0.9)
     model.running_mean.fill_(3)
     average.update(step=0)
     assert average.model.running_mean.tolist() == [3, 3]
@@ -199,7 +207,7 @@ def test_the_average_takes_the_newest_buffers():
 
 def test_the_average_is_apart_from_the_model_and_does_not_learn():
     model = Tiny()
-    average = Average(model, decay=0.9)
+    average = EmaModel(model, decay=0.9)
     model.head.weight.data.fill_(7)
     assert not (average.model.head.weight == 7).any()
     assert not any(parameter.requires_grad for parameter in average.model.parameters())

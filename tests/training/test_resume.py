@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.training.tiny import PATCHES, batches, learner, run
 from vitrail.errors import UserError
 from vitrail.training import loop
-from vitrail.training.checkpoint import load, save
+from vitrail.training.checkpoint import load_checkpoint, save_checkpoint
 from vitrail.training.config import TrainConfig
 
 TOTAL, STOP = 20, 7
@@ -30,29 +30,29 @@ def straight(config, kind="transformer"):
 def stop(config, folder, kind="transformer"):
     """Saves after step 7, and loses two more steps."""
     model = learner(config, kind)
-    for step in loop.train(model, batches(), config, TOTAL, patches=PATCHES):
+    for step in loop.train_steps(model, batches(), config, TOTAL, patches=PATCHES):
         if step.number == STOP:
-            save(folder / "checkpoints", step.number, model.tensors(), {})
+            save_checkpoint(folder / "checkpoints", step.number, model.tensors(), {})
         if step.number == STOP + 2:
             return
 
 
 def resume(config, folder, kind="transformer", forget="nothing"):
     """The tensors at the end; all that begin with `forget` are not put back."""
-    state = load(folder / "checkpoints")
+    saved = load_checkpoint(folder / "checkpoints")
     model = learner(config, kind)
     if forget != "nothing":
         fresh = model.tensors()
-        state = replace(
-            state,
+        saved = replace(
+            saved,
             tensors={
                 name: fresh.get(name) if name.startswith(forget) else tensor
-                for name, tensor in state.tensors.items()
+                for name, tensor in saved.tensors.items()
                 if name in fresh or not name.startswith(forget)
             },
         )
-    model.restore(state.tensors)
-    run(model, config, TOTAL, state.step, patches=PATCHES)
+    model.restore(saved.tensors)
+    run(model, config, TOTAL, saved.step, patches=PATCHES)
     return model.tensors()
 
 
@@ -120,48 +120,48 @@ def test_forgetting_the_step_in_the_seed_would_be_noticed(tmp_path, monkeypatch)
     assert differing(expected, resume(EVERYTHING, tmp_path))
 
 
-def test_a_state_restores_two_learners_apart_from_each_other(tmp_path):
+def test_a_checkpoint_restores_two_learners_apart_from_each_other(tmp_path):
     stop(EVERYTHING, tmp_path)
-    state = load(tmp_path / "checkpoints")
-    kept = {name: tensor.clone() for name, tensor in state.tensors.items()}
+    saved = load_checkpoint(tmp_path / "checkpoints")
+    kept = {name: tensor.clone() for name, tensor in saved.tensors.items()}
     model = learner(EVERYTHING)
-    model.restore(state.tensors)
+    model.restore(saved.tensors)
     run(model, EVERYTHING, TOTAL, STOP, patches=PATCHES)
-    assert differing(kept, state.tensors) == []
+    assert differing(kept, saved.tensors) == []
 
 
 def test_a_used_learner_keeps_nothing_of_its_past(tmp_path):
     model = learner(EVERYTHING)
-    save(tmp_path / "checkpoints", 0, model.tensors(), {})
+    save_checkpoint(tmp_path / "checkpoints", 0, model.tensors(), {})
     run(model, EVERYTHING, 3, patches=PATCHES)
-    model.restore(load(tmp_path / "checkpoints").tensors)
+    model.restore(load_checkpoint(tmp_path / "checkpoints").tensors)
     run(model, EVERYTHING, TOTAL, patches=PATCHES)
     assert differing(straight(EVERYTHING), model.tensors()) == []
 
 
 def test_a_learner_restores_before_its_first_step(tmp_path):
-    save(tmp_path / "checkpoints", 0, learner(EVERYTHING).tensors(), {})
+    save_checkpoint(tmp_path / "checkpoints", 0, learner(EVERYTHING).tensors(), {})
     assert differing(straight(EVERYTHING), resume(EVERYTHING, tmp_path)) == []
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "wrong"),
     [
-        ("mlp", {}, ".* is in one of them only"),
-        ("transformer", {"ema": 0}, "average/.* is in one of them only"),
-        ("transformer", {"precision": "float16"}, "scaler/.* is in one of them only"),
+        ("mlp", {}, ".* is in only one of them"),
+        ("transformer", {"ema": 0}, "average/.* is in only one of them"),
+        ("transformer", {"precision": "float16"}, "scaler/.* is in only one of them"),
     ],
 )
-def test_the_state_of_another_model_is_refused(kind, changes, wrong, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(kind, changes, wrong, tmp_path):
     stop(EVERYTHING, tmp_path)
     other = learner(replace(EVERYTHING, **changes), kind)
-    with pytest.raises(UserError, match=f"does not fit the model: {wrong}"):
-        other.restore(load(tmp_path / "checkpoints").tensors)
+    with pytest.raises(UserError, match=f"does not match the model: {wrong}"):
+        other.restore(load_checkpoint(tmp_path / "checkpoints").tensors)
 
 
 def test_a_tensor_of_another_shape_or_type_is_refused(tmp_path):
     stop(EVERYTHING, tmp_path)
-    tensors = load(tmp_path / "checkpoints").tensors
+    tensors = load_checkpoint(tmp_path / "checkpoints").tensors
     for name in ("model/head.weight", "optimizer/exp_avg/head.weight"):
         for odd in (torch.zeros(4, 4), tensors[name].double()):
             with pytest.raises(UserError, match=f"{name.removeprefix('optimizer/')} is torch"):

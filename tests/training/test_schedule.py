@@ -1,7 +1,7 @@
 import pytest
 
 from vitrail.training.config import TrainConfig
-from vitrail.training.schedule import ema_decay, kept_patches, learning_rate
+from vitrail.training.schedule import ema_decay, learning_rate, patches_to_keep
 
 
 def rates(total=100, **changes):
@@ -39,17 +39,17 @@ def test_nothing_but_warm_up_is_allowed():
 
 def test_patches_are_left_out_only_in_the_first_part():
     config = TrainConfig(drop_patches=0.5, drop_until=0.7)
-    kept = [kept_patches(step, 10, 64, config) for step in range(10)]
+    kept = [patches_to_keep(step, 10, 64, config) for step in range(10)]
     assert kept == [32] * 7 + [64] * 3
 
 
 def test_at_least_one_patch_stays():
-    assert kept_patches(0, 10, 4, TrainConfig(drop_patches=0.95)) == 1
+    assert patches_to_keep(0, 10, 4, TrainConfig(drop_patches=0.95)) == 1
 
 
 def test_no_patch_is_left_out_by_default():
-    assert kept_patches(0, 10, 64, TrainConfig()) == 64
-    assert kept_patches(0, 10, 0, TrainConfig()) == 0
+    assert patches_to_keep(0, 10, 64, TrainConfig()) == 64
+    assert patches_to_keep(0, 10, 0, TrainConfig()) == 0
 
 
 def test_averaging_starts_short_and_ends_at_its_decay():

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vitrail.training.config import TrainConfig
 from vitrail.training.learner import Learner
-from vitrail.training.loop import Step, train
+from vitrail.training.loop import Step, train_steps
 
 PATCHES, CLASSES = 6, 3
 
@@ -67,4 +67,4 @@ def batches(start: int = 0, size: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
 def run(
     learner: Learner, config: TrainConfig, total: int = 20, start: int = 0, **options: Any
 ) -> list[Step]:
-    return list(train(learner, batches(start), config, total, start=start, **options))
+    return list(train_steps(learner, batches(start), config, total, start=start, **options))

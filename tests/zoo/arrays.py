@@ -1,4 +1,4 @@
-"""A model of ours as Google's training code would have saved it, in each of its layouts."""
+"""A Vitrail model as Google's training code would have saved it, in each of its variants."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ FRONT = {"original": "", "target": "opt/target/", "img": "params/img/"}
 
 
 def google_arrays(model: ViT, layout: str) -> dict[str, np.ndarray]:
-    """Written from the layout's description, in its direction: not by turning our tables round."""
+    """Written from the layout's description, independently of the tables in vitrail/zoo/layouts."""
     state = {name: x.detach().numpy() for name, x in model.state_dict().items()}
     config, modern = model.config, layout not in ("original", "target")
     attention, norm, mlp = (0, 1, 0) if modern else (1, 2, 3)

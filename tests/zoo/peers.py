@@ -1,8 +1,8 @@
-"""What the peers themselves say of weights: run where they are installed, spoken to in JSON.
+"""Runs timm, transformers and torchvision on weights, where they are installed; speaks JSON.
 
     PYTHON -m tests.zoo.peers FOLDER
 
-answers every *.request.json in FOLDER, and writes small models of theirs there, with their logits.
+answers every *.request.json in FOLDER, and writes small models of theirs with their logits.
 """
 # ruff: noqa: E402
 
@@ -29,7 +29,7 @@ from torchvision.models import VisionTransformer as TorchvisionViT
 SEED = 0
 
 
-def picture(*shape: int) -> Tensor:
+def random_images(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(SEED))
 
 
@@ -38,18 +38,18 @@ def logits(model: nn.Module, x: Tensor) -> list[list[float]]:
     output = model.eval()(x)
     if not isinstance(output, Tensor):
         output = output.logits if "logits" in output else output.last_hidden_state[:, 0]
-    answer: list[list[float]] = output.tolist()
-    return answer
+    values: list[list[float]] = output.tolist()
+    return values
 
 
-def answer(folder: Path) -> None:
-    for request in sorted(folder.glob("*.request.json")):
-        asked = json.loads(request.read_text())
-        said = globals()[asked["kind"]](folder / asked["path"], asked)
-        request.with_name(request.name.replace("request", "answer")).write_text(json.dumps(said))
+def answer_requests(folder: Path) -> None:
+    for file in sorted(folder.glob("*.request.json")):
+        request = json.loads(file.read_text())
+        response = globals()[request["kind"]](folder / request["path"], request)
+        file.with_name(file.name.replace("request", "response")).write_text(json.dumps(response))
 
 
-def timm_folder(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def timm_folder(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """timm's own loading of a folder, and its strict loading of the tensors."""
     model = timm.create_model(f"local-dir:{path}", pretrained=True)
     config = json.loads((path / "config.json").read_text())
@@ -57,17 +57,17 @@ def timm_folder(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
     arguments["in_chans"] = config["pretrained_cfg"]["input_size"][0]
     again = timm.create_model(config["architecture"], **arguments)
     again.load_state_dict(load_file(path / "model.safetensors"), strict=True)
-    x = picture(*asked["shape"])
-    view = timm.data.resolve_model_data_config(model)
+    x = random_images(*request["shape"])
+    preprocess = timm.data.resolve_model_data_config(model)
     return {
         "logits": logits(model, x),
         "strict": logits(again, x),
-        "view": {name: view[name] for name in ("input_size", "mean", "std", "crop_pct")},
+        "preprocess": {k: preprocess[k] for k in ("input_size", "mean", "std", "crop_pct")},
         "labels": model.pretrained_cfg.get("label_names"),
     }
 
 
-def huggingface_folder(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def huggingface_folder(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     config = json.loads((path / "config.json").read_text())
     build = getattr(transformers, config["architectures"][0])
     extra = {}
@@ -75,44 +75,46 @@ def huggingface_folder(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
         extra = {
             "add_pooling_layer": any("pooler" in n for n in load_file(path / "model.safetensors"))
         }
-    model, told = build.from_pretrained(path, output_loading_info=True, **extra)
-    wrong = {name: sorted(map(str, told[name])) for name in told if told[name]}
-    x = picture(*asked["shape"])
-    said: dict[str, Any] = {"logits": logits(model, x), "wrong": wrong}
-    said["labels"] = {str(number): label for number, label in model.config.id2label.items()}
-    if asked.get("photo"):
+    model, info = build.from_pretrained(path, output_loading_info=True, **extra)
+    wrong = {name: sorted(map(str, info[name])) for name in info if info[name]}
+    x = random_images(*request["shape"])
+    response: dict[str, Any] = {"logits": logits(model, x), "wrong": wrong}
+    response["labels"] = {str(number): label for number, label in model.config.id2label.items()}
+    if request.get("photo"):
         processor = transformers.AutoImageProcessor.from_pretrained(path)
-        with Image.open(asked["photo"]) as photo:
+        with Image.open(request["photo"]) as photo:
             pixels = processor(photo.convert("RGB"), return_tensors="pt")["pixel_values"]
         save_file({"pixels": pixels.contiguous()}, path.parent / f"{path.name}.pixels.safetensors")
-        said["photo"] = logits(model, pixels)
-    return said
+        response["photo"] = logits(model, pixels)
+    return response
 
 
-def torchvision_file(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    model = TorchvisionViT(**asked["build"])
+def torchvision_file(path: Path, request: dict[str, Any]) -> dict[str, Any]:
+    model = TorchvisionViT(**request["build"])
     state = torch.load(path, weights_only=True)
     model.load_state_dict(state, strict=True)
-    return {"logits": logits(model, picture(*asked["shape"]))}
+    return {"logits": logits(model, random_images(*request["shape"]))}
 
 
-def timm_stretched(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def timm_adapted(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """timm's own adaptation of published weights: size, patch, channels."""
-    model = timm.create_model(f"local-dir:{path}", pretrained=True, **asked["arguments"])
-    return {"logits": logits(model, picture(*asked["shape"]))}
+    model = timm.create_model(f"local-dir:{path}", pretrained=True, **request["arguments"])
+    return {"logits": logits(model, random_images(*request["shape"]))}
 
 
-def timm_google(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def timm_google(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """timm's reading of Google's arrays, with the GELU of Google's code."""
-    model = timm.create_model(asked["architecture"], act_layer="gelu_tanh", **asked["arguments"])
+    model = timm.create_model(
+        request["architecture"], act_layer="gelu_tanh", **request["arguments"]
+    )
     model.load_pretrained(str(path))
-    return {"logits": logits(model, picture(*asked["shape"]))}
+    return {"logits": logits(model, random_images(*request["shape"]))}
 
 
-def timm_architectures(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def timm_architectures(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Names and shapes of models that timm can build, with what no tensor shows."""
     found = {}
-    for name in asked["names"]:
+    for name in request["names"]:
         with torch.device("meta"):
             model = timm.create_model(name)
         block = model.blocks[0]
@@ -129,7 +131,7 @@ def timm_architectures(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-# --- models of theirs ----------------------------------------------------------------------------
+# --- models of other libraries -------------------------------------------------------------------
 
 TINY = {"embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 7}
 TIMM: dict[str, dict[str, Any]] = {
@@ -148,38 +150,38 @@ TIMM: dict[str, dict[str, Any]] = {
 }
 
 
-def make(folder: Path) -> None:
+def write_models(folder: Path) -> None:
     for name, build, x in timm_models():
         place = folder / name
         save_for_hf(
-            shaken(build),
+            randomise(build),
             place,
             model_config={"label_names": [f"class {i}" for i in range(7)]},
             model_args=build.arguments,
             safe_serialization=True,
         )
-        said(place, build, x)
+        write_logits(place, build, x)
     for name, build, x in hugging_face_models():
-        shaken(build).save_pretrained(folder / name, max_shard_size="60KB")
-        said(folder / name, build, x)
+        randomise(build).save_pretrained(folder / name, max_shard_size="60KB")
+        write_logits(folder / name, build, x)
         state = {key: x.clone() for key, x in build.state_dict().items()}  # names of version 5
         place = folder / f"{name}-5"
         place.mkdir()
         save_file(state, place / "model.safetensors", {"format": "pt"})
         config = (folder / name / "config.json").read_text()
         (place / "config.json").write_text(config)
-        said(place, build, x)
+        write_logits(place, build, x)
     build = TorchvisionViT(48, 16, 2, 3, 48, 96, num_classes=7)
-    torch.save(shaken(build).state_dict(), folder / "torchvision.pth")
-    said(folder / "torchvision", build, picture(2, 3, 48, 48))
+    torch.save(randomise(build).state_dict(), folder / "torchvision.pth")
+    write_logits(folder / "torchvision", build, random_images(2, 3, 48, 48))
 
 
-def said(place: Path, model: nn.Module, x: Tensor) -> None:
-    told = {"shape": list(x.shape), "logits": logits(model, x)}
-    place.with_name(f"{place.name}.said.json").write_text(json.dumps(told))
+def write_logits(place: Path, model: nn.Module, x: Tensor) -> None:
+    expected = {"shape": list(x.shape), "logits": logits(model, x)}
+    place.with_name(f"{place.name}.expected.json").write_text(json.dumps(expected))
 
 
-def shaken(model: nn.Module) -> nn.Module:
+def randomise(model: nn.Module) -> nn.Module:
     """Weights that all matter: norms, biases and layer scales are not left at their start."""
     generator = torch.Generator().manual_seed(SEED)
     for x in model.parameters():
@@ -195,7 +197,7 @@ def timm_models() -> Iterator[tuple[str, nn.Module, Tensor]]:
         model.arguments = {k: v for k, v in arguments.items() if k != "num_classes"}
         model.pretrained_cfg["input_size"] = (3, changes["img_size"], changes["img_size"])
         model.pretrained_cfg["architecture"] = name
-        yield f"timm-{name}", model, picture(2, 3, changes["img_size"], changes["img_size"])
+        yield f"timm-{name}", model, random_images(2, 3, changes["img_size"], changes["img_size"])
 
 
 def hugging_face_models() -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -207,7 +209,7 @@ def hugging_face_models() -> Iterator[tuple[str, nn.Module, Tensor]]:
         "num_attention_heads": 3,
         "id2label": {i: f"class {i}" for i in range(7)},
     }
-    x = picture(2, 3, 48, 48)
+    x = random_images(2, 3, 48, 48)
     vit = transformers.ViTConfig(**common, intermediate_size=96)
     deit = transformers.DeiTConfig(**common, intermediate_size=96)
     dino = transformers.Dinov2Config(**common)
@@ -223,5 +225,5 @@ def hugging_face_models() -> Iterator[tuple[str, nn.Module, Tensor]]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    answer(Path(sys.argv[1]))
-    make(Path(sys.argv[1]))
+    answer_requests(Path(sys.argv[1]))
+    write_models(Path(sys.argv[1]))

@@ -27,7 +27,7 @@ def tensors(name: str) -> dict[str, Tensor]:
 
 
 def flags(name: str) -> dict[str, Any]:
-    """What no tensor of this model shows."""
+    """Settings that no tensor of this model shows."""
     config = fixture(name)["config"]
     size = config["image"]
     found = {"heads": config["heads"], "image": size if isinstance(size, int) else tuple(size)}
@@ -38,27 +38,31 @@ def flags(name: str) -> dict[str, Any]:
 
 
 def save(name: str, folder: Path) -> Path:
-    """A folder as the peer has it; with a config only where it decides who is read."""
+    """A folder as the library writes it; with a config only where it decides the pooling."""
     folder.mkdir(exist_ok=True)
     save_file(tensors(name), folder / "model.safetensors")
     config = fixture(name)["config"]
     if config.get("pool") == "avg" and "cls_token" in fixture(name)["shapes"]:
-        told = {"architecture": "vit_tiny_patch16_224", "global_pool": "avg", "pretrained_cfg": {}}
-        (folder / "config.json").write_text(json.dumps(told))
+        stated = {
+            "architecture": "vit_tiny_patch16_224",
+            "global_pool": "avg",
+            "pretrained_cfg": {},
+        }
+        (folder / "config.json").write_text(json.dumps(stated))
     return folder
 
 
 @torch.no_grad()
 def equal(model: ViT, name: str, most: float = 1e-5) -> None:
-    """Stops unless the model says of the fixture's images what the published one says."""
-    made = fixture(name)
-    said = torch.tensor(made["outputs"]["float32"])
-    x = torch.from_numpy(image(**made["image"]))
-    torch.testing.assert_close(model(x), said, rtol=0, atol=most)
+    """Fails unless the model has the published logits for the fixture's images."""
+    published = fixture(name)
+    expected = torch.tensor(published["outputs"]["float32"])
+    x = torch.from_numpy(image(**published["image"]))
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=most)
 
 
 def renamed(state: dict[str, Tensor], **changes: str) -> dict[str, Tensor]:
-    """The same tensors with parts of their names exchanged; `__` stands for a dot."""
+    """The same tensors with parts of their names replaced; `__` stands for a dot."""
     found = {}
     for name, x in state.items():
         for old, new in changes.items():

@@ -1,4 +1,4 @@
-"""Weights fitted to another image, patch, number of channels, classes or depth."""
+"""Weights adapted to another image size, patch, number of channels, classes or depth."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from tests.zoo import samples
 from vitrail.errors import UserError
-from vitrail.zoo.adapt import resize_kernel, spread_channels
-from vitrail.zoo.load import Loaded, load
+from vitrail.zoo.adapt import adapt_input_channels, resize_patch_kernel
+from vitrail.zoo.load import LoadedModel, load_weights
 
 CLS = "timm-cls"
 FLAGS = {"heads": 3, "image": (24, 30)}
@@ -21,22 +21,22 @@ def plain(tmp_path):
     config += '{"input_size": [3, 24, 30], "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}}'
     (path / "config.json").write_text(config)
 
-    def fitted(**changes) -> Loaded:
-        return load(path, vit={"heads": 3, **changes})
+    def load_adapted(**changes) -> LoadedModel:
+        return load_weights(path, vit={"heads": 3, **changes})
 
-    return fitted
+    return load_adapted
 
 
 @pytest.mark.parametrize(
     ("name", "size"),
     [("timm-stretched-up", (36, 54)), ("timm-stretched-down", (18, 12))],
 )
-def test_positions_are_stretched_as_timm_stretches_them(tmp_path, name, size):
+def test_position_embedding_is_interpolated_as_in_timm(tmp_path, name, size):
     folder = samples.save(name, tmp_path / "weights")
     (folder / "config.json").write_text(
         '{"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"input_size": [3, 24, 30]}}'
     )
-    loaded = load(folder, vit={"heads": 3, "image": size})
+    loaded = load_weights(folder, vit={"heads": 3, "image": size})
     samples.equal(loaded.model, name)
     assert loaded.model.config.size == size
     assert loaded.report.resized[0].startswith(
@@ -44,11 +44,11 @@ def test_positions_are_stretched_as_timm_stretches_them(tmp_path, name, size):
     )
 
 
-def test_the_token_in_front_keeps_its_position(plain):
+def test_the_position_of_cls_is_not_interpolated(plain):
     assert torch.equal(plain(image=(36, 48)).model.pos_embed[:, 0], plain().model.pos_embed[:, 0])
 
 
-def test_a_model_fitted_to_a_size_answers_as_the_one_that_was_not(plain):
+def test_resizing_on_load_equals_resizing_in_forward(plain):
     x = torch.randn(2, 3, 36, 48, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(plain(image=(36, 48)).model(x), plain().model(x))
@@ -58,22 +58,22 @@ def test_a_model_fitted_to_a_size_answers_as_the_one_that_was_not(plain):
 def test_a_larger_patch_gives_the_same_tokens_of_a_larger_image(patch):
     torch.manual_seed(0)
     kernel, x = torch.randn(5, 3, 6, 6), torch.randn(4, 3, 6, 6)
-    notes: list[str] = []
-    larger = resize_kernel(kernel, patch, notes)
+    resized: list[str] = []
+    larger = resize_patch_kernel(kernel, patch, resized)
     grown = F.interpolate(x, size=(patch, patch), mode="bicubic", antialias=True)
     expected = torch.einsum("bcij,ocij->bo", x, kernel)
     torch.testing.assert_close(torch.einsum("bcij,ocij->bo", grown, larger), expected)
-    assert notes == [f"patch kernel 6 x 6 -> {patch} x {patch}: pseudo-inverse"]
+    assert resized == [f"patch kernel 6 x 6 -> {patch} x {patch}: pseudo-inverse"]
 
 
-def test_another_patch_brings_its_own_grid(plain):
+def test_another_patch_size_changes_the_grid(plain):
     loaded = plain(patch=3)
     assert loaded.model.config.grid == (8, 10) and loaded.model.config.size == (24, 30)
     assert len(loaded.report.resized) == 2
     assert loaded.model(torch.zeros(1, 3, 24, 30)).shape == (1, 7)
 
 
-def test_a_grey_image_gives_what_its_three_copies_gave(plain):
+def test_one_channel_gives_the_logits_of_three_equal_channels(plain):
     grey = torch.randn(2, 1, 24, 30, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         one, three = plain(channels=1).model(grey), plain().model(grey.expand(-1, 3, -1, -1))
@@ -81,23 +81,23 @@ def test_a_grey_image_gives_what_its_three_copies_gave(plain):
 
 
 @pytest.mark.parametrize("channels", [2, 4, 13])
-def test_more_channels_repeat_the_colours_at_the_same_total(channels):
+def test_more_channels_repeat_and_rescale_the_kernel(channels):
     kernel = torch.randn(5, 3, 4, 4)
-    wide = spread_channels(kernel, channels, [])
+    wide = adapt_input_channels(kernel, channels, [])
     assert wide.shape == (5, channels, 4, 4)
     for number in range(channels):
         torch.testing.assert_close(wide[:, number], kernel[:, number % 3] * 3 / channels)
 
 
-def test_the_view_follows_the_channels(plain):
-    assert plain(channels=1).view.mean == pytest.approx((0.2,))
-    assert plain(channels=4).view.mean == (0.1, 0.2, 0.3, 0.1)
-    assert plain(channels=4).view.channels == 4
+def test_mean_and_std_follow_the_channels(plain):
+    assert plain(channels=1).preprocess.mean == pytest.approx((0.2,))
+    assert plain(channels=4).preprocess.mean == (0.1, 0.2, 0.3, 0.1)
+    assert plain(channels=4).preprocess.channels == 4
 
 
-def test_strange_channels_cannot_be_spread():
+def test_four_channels_cannot_be_adapted_to_seven():
     with pytest.raises(UserError, match="start from 1 or 3"):
-        spread_channels(torch.zeros(5, 4, 2, 2), 7, [])
+        adapt_input_channels(torch.zeros(5, 4, 2, 2), 7, [])
 
 
 def test_other_classes_get_a_head_of_zeros(plain):
@@ -107,32 +107,32 @@ def test_other_classes_get_a_head_of_zeros(plain):
     assert loaded.report.adapted == ["classes 7 -> classes 4: a new head of zeros"]
 
 
-def test_as_many_classes_keep_the_head(plain):
+def test_the_same_number_of_classes_keeps_the_head(plain):
     assert torch.equal(plain(classes=7).model.head.weight, plain().model.head.weight)
 
 
-def test_a_new_head_takes_the_hidden_layer_away(tmp_path):
+def test_a_new_head_drops_the_hidden_layer(tmp_path):
     path = samples.save("torchvision-mlp-head", tmp_path / "weights")
-    loaded = load(path, vit={"heads": 3, "classes": 4})
+    loaded = load_weights(path, vit={"heads": 3, "classes": 4})
     assert loaded.model.config.head == "linear"
     assert any("pre_logits" in line for line in loaded.report.left_out)
 
 
-def test_a_model_without_head_gets_one_when_classes_are_asked_for(tmp_path):
+def test_a_model_without_head_gets_one_when_classes_are_requested(tmp_path):
     path = samples.save("timm-headless", tmp_path / "weights")
-    loaded = load(path, vit={**FLAGS, "classes": 4})
+    loaded = load_weights(path, vit={**FLAGS, "classes": 4})
     assert loaded.model(torch.zeros(1, 3, 24, 30)).tolist() == [[0.0] * 4]
 
 
 def test_a_head_can_be_left_out(plain):
     loaded = plain(head="none")
     assert loaded.model(torch.zeros(1, 3, 24, 30)).shape == (1, 36)
-    assert "head: not wanted" in loaded.report.left_out
+    assert "head: not requested" in loaded.report.left_out
 
 
-def test_both_heads_of_a_distilled_model_begin_anew(tmp_path):
+def test_both_heads_of_a_distilled_model_are_reset(tmp_path):
     path = samples.save("timm-distilled", tmp_path / "weights")
-    model = load(path, vit={**FLAGS, "classes": 4}).model
+    model = load_weights(path, vit={**FLAGS, "classes": 4}).model
     assert not model.head.weight.any() and not model.head_dist.weight.any()
 
 
@@ -150,23 +150,23 @@ def test_fewer_layers_are_the_first_ones(plain):
     ("changes", "words"),
     [
         ({"depth": 3}, "too few for depth 3"),
-        ({"width": 48}, "weights cannot follow"),
-        ({"pool": "avg"}, "weights cannot follow"),
+        ({"width": 48}, "weights cannot be adapted"),
+        ({"pool": "avg"}, "weights cannot be adapted"),
         ({"head": "mlp"}, "no hidden layer"),
-        ({"image": 25}, "no multiple of patch"),
+        ({"image": 25}, "not a multiple of patch"),
         ({"imgae": 24}, "nearest are image"),
-        ({"registers": 2}, "weights cannot follow"),
+        ({"registers": 2}, "weights cannot be adapted"),
     ],
 )
-def test_what_weights_cannot_become_is_refused(plain, changes, words):
+def test_settings_that_weights_cannot_be_adapted_to_are_refused(plain, changes, words):
     with pytest.raises(UserError, match=words):
         plain(**changes)
 
 
-def test_the_patch_behind_a_resnet_cannot_change(tmp_path):
+def test_the_patch_size_of_a_resnet_stem_cannot_change(tmp_path):
     path = samples.save("timm-hybrid-r50-32", tmp_path / "weights")
     with pytest.raises(UserError, match="ResNet"):
-        load(path, vit={"heads": 3, "patch": 16})
+        load_weights(path, vit={"heads": 3, "patch": 16})
 
 
 def test_training_settings_pass_through(plain):
@@ -174,11 +174,11 @@ def test_training_settings_pass_through(plain):
 
 
 @pytest.mark.parametrize("size", [160, 288, (224, 320)])
-def test_the_real_weights_look_at_other_sizes(shared, size):
-    loaded = load(
+def test_published_weights_load_at_other_sizes(shared, size):
+    loaded = load_weights(
         shared / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k", vit={"image": size}
     )
     height, width = (size, size) if isinstance(size, int) else size
-    assert (loaded.view.height, loaded.view.width) == (height, width)
+    assert (loaded.preprocess.height, loaded.preprocess.width) == (height, width)
     assert loaded.model(torch.zeros(1, 3, height, width)).shape == (1, 1000)
     assert loaded.report.resized

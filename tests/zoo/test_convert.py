@@ -1,7 +1,8 @@
-"""Weights out again: bit for bit the same when they come back, and honest where they cannot go."""
+"""Conversion to every layout: bit for bit on the way back, refused where it is impossible."""
 
 import json
-from typing import Any
+from dataclasses import asdict
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from tests.zoo import samples
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.zoo.convert import convert
+from vitrail.zoo.convert import Target, convert
 from vitrail.zoo.file import load_model, save_model
-from vitrail.zoo.load import load
+from vitrail.zoo.layouts.mapping import LAYOUTS
+from vitrail.zoo.load import load_weights
 
 TINY: dict[str, Any] = {
     "image": 24,
@@ -81,12 +83,12 @@ def place(tmp_path, target: str):
 
 
 @pytest.mark.parametrize(("target", "name"), TRIPS)
-def test_what_goes_out_comes_back_bit_for_bit(tmp_path, target, name):
+def test_conversion_round_trips_bit_for_bit(tmp_path, target, name):
     model = filled(ViTConfig(**{**TINY, **EXPRESSED[target][name]}))
     save_model(tmp_path / "in.safetensors", model, {"classes": list("abcdefg")})
     convert(tmp_path / "in.safetensors", target, place(tmp_path, target))
     flags = {"heads": 3} if target == "torchvision" else {}
-    back = load(place(tmp_path, target), vit=flags).model
+    back = load_weights(place(tmp_path, target), vit=flags).model
     assert back.state_dict().keys() == model.state_dict().keys()
     for key, x in model.state_dict().items():
         assert torch.equal(back.state_dict()[key], x), key
@@ -112,7 +114,7 @@ BACK = {
 
 
 @pytest.mark.parametrize("name", BACK)
-def test_a_peers_file_that_comes_in_and_goes_out_is_the_same_file(tmp_path, name):
+def test_a_foreign_file_round_trips_to_the_same_tensors(tmp_path, name):
     path = samples.save(name, tmp_path / "in")
     flags = samples.flags(name)
     if name == "timm-swiglu":  # timm has SwiGLU beside layer scale only
@@ -130,7 +132,7 @@ def test_a_peers_file_that_comes_in_and_goes_out_is_the_same_file(tmp_path, name
 
 
 @pytest.mark.parametrize("route", [["timm", "huggingface", "torchvision", "vitrail"]])
-def test_a_journey_through_all_of_them_changes_no_bit(tmp_path, route):
+def test_a_chain_of_conversions_changes_no_bit(tmp_path, route):
     model = filled(ViTConfig(**TINY))
     path = tmp_path / "start.safetensors"
     save_model(path, model, {"classes": list("abcdefg")})
@@ -138,26 +140,29 @@ def test_a_journey_through_all_of_them_changes_no_bit(tmp_path, route):
         out = tmp_path / f"{number}{'.pth' if target == 'torchvision' else ''}"
         convert(path, target, out, vit={"heads": 3} if str(path).endswith(".pth") else {})
         path = out
-    back = load(path).model
+    back = load_weights(path).model
     assert all(torch.equal(back.state_dict()[key], x) for key, x in model.state_dict().items())
 
 
-def test_labels_and_preprocessing_travel(tmp_path):
-    view = {"size": 24, "crop": 0.9, "interpolation": "bilinear", "mean": [0.1, 0.2, 0.3]}
-    view |= {"std": [0.4, 0.5, 0.6], "channels": 3}
-    facts = {"classes": list("abcdefg"), "preprocess": view}
-    save_model(tmp_path / "in.safetensors", filled(ViTConfig(**TINY)), facts)
-    before = load(tmp_path / "in.safetensors")
+def test_class_names_and_preprocessing_are_converted(tmp_path):
+    preprocess = {"size": 24, "crop": 0.9, "interpolation": "bilinear", "mean": [0.1, 0.2, 0.3]}
+    preprocess |= {"std": [0.4, 0.5, 0.6], "channels": 3}
+    metadata = {"classes": list("abcdefg"), "preprocess": preprocess}
+    save_model(tmp_path / "in.safetensors", filled(ViTConfig(**TINY)), metadata)
+    before = load_weights(tmp_path / "in.safetensors")
     for target in ("timm", "huggingface", "vitrail"):
         convert(tmp_path / "in.safetensors", target, tmp_path / target)
-        after = load(tmp_path / target)
+        after = load_weights(tmp_path / target)
         assert after.classes == tuple("abcdefg")
-        assert (after.view.mean, after.view.std) == (before.view.mean, before.view.std)
-        assert after.view.interpolation == "bilinear"
-        assert int(24 / after.view.crop) == int(24 / 0.9)
+        assert (after.preprocess.mean, after.preprocess.std) == (
+            before.preprocess.mean,
+            before.preprocess.std,
+        )
+        assert after.preprocess.interpolation == "bilinear"
+        assert int(24 / after.preprocess.crop) == int(24 / 0.9)
 
 
-def test_a_foreign_file_becomes_one_that_explains_itself(tmp_path):
+def test_a_converted_file_has_complete_metadata(tmp_path):
     path = samples.save("timm-cls", tmp_path / "in")
     convert(
         path,
@@ -166,35 +171,35 @@ def test_a_foreign_file_becomes_one_that_explains_itself(tmp_path):
         vit={"heads": 3, "image": (24, 30)},
         preprocess="imagenet",
     )
-    model, facts = load_model(tmp_path / "out" / "model.safetensors")
+    model, metadata = load_model(tmp_path / "out" / "model.safetensors")
     samples.equal(model, "timm-cls")
-    assert facts["preprocess"]["mean"] == [0.485, 0.456, 0.406]
-    assert facts["weights"] == {"source": str(path), "format": "timm"}
-    assert load(tmp_path / "out").report.told == []
+    assert metadata["preprocess"]["mean"] == [0.485, 0.456, 0.406]
+    assert metadata["weights"] == {"source": str(path), "format": "timm"}
+    assert load_weights(tmp_path / "out").report.assumed == []
 
 
-def test_what_was_measured_on_another_model_is_not_carried_on(tmp_path):
-    facts = {"classes": list("abcdefg"), "temperature": 1.5, "metrics": {"val": 0.9}}
-    save_model(tmp_path / "in.safetensors", filled(ViTConfig(**TINY)), facts)
+def test_adapted_weights_lose_temperature_and_metrics(tmp_path):
+    metadata = {"classes": list("abcdefg"), "temperature": 1.5, "metrics": {"val": 0.9}}
+    save_model(tmp_path / "in.safetensors", filled(ViTConfig(**TINY)), metadata)
     convert(tmp_path / "in.safetensors", "vitrail", tmp_path / "same.safetensors")
-    assert load(tmp_path / "same.safetensors").facts["temperature"] == 1.5
+    assert load_weights(tmp_path / "same.safetensors").metadata["temperature"] == 1.5
     convert(
         tmp_path / "in.safetensors", "vitrail", tmp_path / "new.safetensors", vit={"classes": 3}
     )
-    assert load(tmp_path / "new.safetensors").facts["temperature"] is None
-    assert load(tmp_path / "new.safetensors").facts["classes"] is None
+    assert load_weights(tmp_path / "new.safetensors").metadata["temperature"] is None
+    assert load_weights(tmp_path / "new.safetensors").metadata["classes"] is None
 
 
 UNSAID: list[tuple[str, dict[str, Any], str]] = [
-    ("torchvision", {"registers": 2}, "no registers"),
-    ("torchvision", {"mlp": "gelu_tanh"}, "no mlp gelu_tanh"),
-    ("torchvision", {"channels": 1}, "no 1 channels"),
+    ("torchvision", {"registers": 2}, "does not support registers"),
+    ("torchvision", {"mlp": "gelu_tanh"}, "not support mlp gelu_tanh"),
+    ("torchvision", {"channels": 1}, "not support 1 channels"),
     ("torchvision", {"image": (12, 30)}, "not square"),
     ("torchvision", {"head": "none"}, "without head"),
-    ("huggingface", {"pool": "avg"}, "no pool avg"),
-    ("huggingface", {"qk_norm": True}, "no qk_norm"),
+    ("huggingface", {"pool": "avg"}, "not support pool avg"),
+    ("huggingface", {"qk_norm": True}, "not support qk_norm"),
     ("huggingface", {"head": "mlp"}, "behind a hidden layer"),
-    ("huggingface", {"layer_scale": 1e-5, "image": (12, 30)}, "square images only"),
+    ("huggingface", {"layer_scale": 1e-5, "image": (12, 30)}, "not square"),
     ("huggingface", {"layer_scale": 1e-5, "mlp_ratio": 2.5}, "no MLP of 90"),
     ("timm", {"head": "mlp"}, "no hidden layer"),
     ("timm", {"mlp": "swiglu"}, "SwiGLU with layer scale"),
@@ -204,7 +209,7 @@ UNSAID: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("target", "changes", "words"), UNSAID)
-def test_what_a_peer_cannot_say_is_refused_and_nothing_is_written(tmp_path, target, changes, words):
+def test_unsupported_features_are_refused_and_nothing_is_written(tmp_path, target, changes, words):
     model = filled(ViTConfig(**{**TINY, **changes}))
     save_model(tmp_path / "in.safetensors", model, {"classes": None})
     with pytest.raises(UserError, match=words):
@@ -212,36 +217,36 @@ def test_what_a_peer_cannot_say_is_refused_and_nothing_is_written(tmp_path, targ
     assert not place(tmp_path, target).exists()
 
 
-def test_an_eps_that_changes_nothing_is_told_with_its_number(tmp_path):
+def test_a_harmless_change_of_eps_is_reported_with_its_effect(tmp_path):
     save_model(tmp_path / "in.safetensors", filled(ViTConfig(**TINY, eps=1e-12)), {})
     done = convert(tmp_path / "in.safetensors", "timm", tmp_path / "out")
-    assert any("eps 1e-12 -> 1e-06" in line and "differ by" in line for line in done.report.adapted)
+    assert any("eps 1e-12 -> 1e-06" in line and "differ by" in line for line in done.adapted)
 
 
-def test_waves_are_written_out_as_positions(tmp_path):
+def test_sincos_positions_are_exported_as_learned_ones(tmp_path):
     model = filled(ViTConfig(**TINY, positions="sincos"))
     save_model(tmp_path / "in.safetensors", model, {})
     done = convert(tmp_path / "in.safetensors", "timm", tmp_path / "out")
-    assert "positions sincos -> learned: written out" in done.report.adapted
+    assert "positions sincos -> learned: their values are written out" in done.adapted
     x = torch.randn(1, 3, 24, 24)
     with torch.no_grad():
-        torch.testing.assert_close(load(tmp_path / "out").model(x), model(x))
+        torch.testing.assert_close(load_weights(tmp_path / "out").model(x), model(x))
 
 
-def test_a_place_that_is_taken_is_left_alone(tmp_path):
+def test_an_existing_folder_and_a_wrong_suffix_are_refused(tmp_path):
     save_model(tmp_path / "in.safetensors", filled(ViTConfig(**TINY)), {})
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="already exists"):
         convert(tmp_path / "in.safetensors", "timm", tmp_path / "out")
-    with pytest.raises(UserError, match=r"end --out .* in \.pth"):
+    with pytest.raises(UserError, match=r"end `out` .* in \.pth"):
         convert(tmp_path / "in.safetensors", "torchvision", tmp_path / "elsewhere")
     with pytest.raises(UserError, match="safetensors"):
         convert(tmp_path / "in.safetensors", "vitrail", tmp_path / "model.pth")
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin"])
-def test_a_lone_file_holds_the_tensors_only(tmp_path, suffix):
+def test_a_single_file_holds_the_state_dict_only(tmp_path, suffix):
     model = filled(ViTConfig(**TINY))
     save_model(tmp_path / "in.safetensors", model, {})
     convert(tmp_path / "in.safetensors", "timm", tmp_path / f"out{suffix}")
@@ -249,11 +254,11 @@ def test_a_lone_file_holds_the_tensors_only(tmp_path, suffix):
         "in.safetensors",
         f"out{suffix}",
     ]
-    back = load(tmp_path / f"out{suffix}", vit={"heads": 3}).model
+    back = load_weights(tmp_path / f"out{suffix}", vit={"heads": 3}).model
     assert torch.equal(back.head.weight, model.head.weight)
 
 
-def test_timms_config_names_what_timm_builds(tmp_path):
+def test_timms_config_describes_the_model(tmp_path):
     small = ViTConfig(image=32, patch=16, classes=7, width=384, depth=1, heads=6)
     save_model(tmp_path / "in.safetensors", filled(small), {"classes": list("abcdefg")})
     convert(tmp_path / "in.safetensors", "timm", tmp_path / "out")
@@ -261,3 +266,25 @@ def test_timms_config_names_what_timm_builds(tmp_path):
     assert config["architecture"] == "vit_small_patch16_224"
     assert config["model_args"]["num_heads"] == 6 and config["label_names"] == list("abcdefg")
     assert config["pretrained_cfg"]["input_size"] == [3, 32, 32]
+
+
+def test_a_conversion_reports_what_the_command_prints(tmp_path):
+    save_model(tmp_path / "in.safetensors", filled(ViTConfig(**TINY)), {})
+    done = convert(tmp_path / "in.safetensors", to="timm", out=tmp_path / "<out>", vit={"depth": 1})
+    keys = ["source", "target", "format", "loaded", "resized", "adapted", "left_out", "assumed"]
+    assert list(asdict(done)) == keys
+    assert (done.source, done.target) == (str(tmp_path / "in.safetensors"), str(tmp_path / "<out>"))
+    assert "adapted: depth 2 -> 1" in repr(done)
+    assert "depth 2 -&gt; 1" in done._repr_html_() and "<out>" not in done._repr_html_()
+
+
+@pytest.mark.parametrize(("to", "words"), [("google", "is only read"), ("timmm", "is unknown")])
+def test_a_layout_that_cannot_be_written_is_refused(tmp_path, to, words):
+    save_model(tmp_path / "in.safetensors", filled(ViTConfig(**TINY)), {})
+    with pytest.raises(UserError, match=rf"{words}; choose one of timm, huggingface, torchvision"):
+        convert(tmp_path / "in.safetensors", to=to, out=tmp_path / "out")
+
+
+def test_every_written_layout_has_an_exporter():
+    written = {name for name, layout in LAYOUTS.items() if layout.export is not None}
+    assert written | {"vitrail"} == set(get_args(Target))

@@ -1,4 +1,4 @@
-"""Hostile and broken files: refused in one line, nothing runs, memory stays small."""
+"""Hostile and broken files: refused in one line, no code runs, memory stays small."""
 
 import io
 import json
@@ -22,7 +22,7 @@ from tests.zoo.arrays import google_arrays
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.zoo.load import load
+from vitrail.zoo.load import load_weights
 
 CLS = "timm-cls"
 LARGE = 300 << 20  # bytes that a bomb would fill
@@ -60,7 +60,7 @@ def torch_zip(
 
 
 def tensor_pickle(size: tuple[int, ...], stride: tuple[int, ...], count: int) -> bytes:
-    """A dict with one tensor over storage "0", which is said to hold `count` numbers."""
+    """A dict with one tensor over storage "0", which claims to hold `count` numbers."""
 
     class Storage:
         pass
@@ -209,16 +209,16 @@ def deep_metadata(path: Path) -> None:
 
 
 def too_large_a_model(path: Path) -> None:
-    words = {"format": 1, "vit": {"width": 64, "heads": 4, "depth": 10**9}}
-    path.write_bytes(save({"a": torch.ones(1)}, {"vitrail": json.dumps(words)}))
+    metadata = {"format": 1, "vit": {"width": 64, "heads": 4, "depth": 10**9}}
+    path.write_bytes(save({"a": torch.ones(1)}, {"vitrail": json.dumps(metadata)}))
 
 
 def not_the_model_it_speaks_of(path: Path) -> None:
-    words = {"format": 1, "vit": {"width": 6400, "heads": 4, "depth": 500}}
-    path.write_bytes(save({"a": torch.ones(1)}, {"vitrail": json.dumps(words)}))
+    metadata = {"format": 1, "vit": {"width": 6400, "heads": 4, "depth": 500}}
+    path.write_bytes(save({"a": torch.ones(1)}, {"vitrail": json.dumps(metadata)}))
 
 
-HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {  # and what must be said of it
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {  # writer, part of the error message
     "payload": (payload, "wants to call"),
     "bare_payload": (bare_payload, "bare pickle"),
     "torch_bomb": (torch_bomb, "compressed"),
@@ -226,32 +226,35 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {  # and what must be s
     "numpy_bomb": (numpy_bomb, "compressed"),
     "long_bytearray": (long_bytearray, "wants to call __builtin__.bytearray"),
     "lying_storage": (lying_storage, "and has 64"),
-    "endless_stride": (endless_stride, "gaps between its numbers"),
+    "endless_stride": (endless_stride, "strided view"),
     "sparse": (sparse, "_rebuild_sparse_tensor"),
     "shared_numbers": (shared_numbers, "in the same bytes"),
     "many_names_for_one": (many_names_for_one, "more than weights"),
     "empty_things": (empty_things, "more than weights"),
-    "a_member_for_nothing": (a_member_for_nothing, "more members than weights have"),
-    "one_member_twice": (one_member_twice, "speaks of"),
+    "a_member_for_nothing": (a_member_for_nothing, "more members than a model has"),
+    "one_member_twice": (one_member_twice, "lists"),
     "array_of_objects": (array_of_objects, "as object"),
     "lying_array": (lying_array, "but its shape is"),
     "negative_array": (negative_array, "below 0"),
-    "header_beyond_the_file": (header_beyond_the_file, "no sound safetensors"),
+    "header_beyond_the_file": (header_beyond_the_file, "not a valid safetensors"),
     "header_without_end": (header_without_end, "header of"),
-    "header_of_the_wrong_shape": (header_of_the_wrong_shape, "no sound safetensors"),
-    "overlap": (overlap, "no sound safetensors"),
-    "gap": (gap, "no sound safetensors"),
+    "header_of_the_wrong_shape": (header_of_the_wrong_shape, "not a valid safetensors"),
+    "overlap": (overlap, "not a valid safetensors"),
+    "gap": (gap, "not a valid safetensors"),
     "long_header": (long_header, "header of"),
-    "deep_metadata": (deep_metadata, "does not explain itself"),
+    "deep_metadata": (deep_metadata, "invalid metadata"),
     "too_large_a_model": (too_large_a_model, "too large"),
-    "not_the_model_it_speaks_of": (not_the_model_it_speaks_of, "the model it speaks of"),
+    "not_the_model_it_speaks_of": (
+        not_the_model_it_speaks_of,
+        "the model that its metadata describe",
+    ),
 }
 SUFFIX = {"numpy_bomb": "npz", "one_member_twice": "npz", "array_of_objects": "npz"}
 
 MEASURE = """
 import json, pathlib, sys
 from vitrail.errors import UserError
-from vitrail.zoo.load import load
+from vitrail.zoo.load import load_weights
 import numpy, torch
 
 def resident(field):
@@ -263,7 +266,7 @@ for path in map(pathlib.Path, sys.argv[1:]):
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     try:
-        load(path)
+        load_weights(path)
         words = None
     except UserError as error:
         words = str(error)
@@ -274,7 +277,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory) -> dict[str, Any]:
-    """What one process says of all these files, and how much memory each one took."""
+    """The error message and the memory for each of these files, from one process."""
     folder: Path = tmp_path_factory.mktemp("hostile")
     paths = [folder / f"{name}.{SUFFIX.get(name, 'pth')}" for name in HOSTILE]
     for path in paths:
@@ -304,13 +307,13 @@ def test_a_hostile_file_takes_no_more_memory_than_twice_its_size(refused, name):
 
 
 @pytest.mark.slow
-def test_the_bombs_would_have_gone_off(refused):
+def test_the_zip_bombs_are_small_files(refused):
     assert refused["torch_bomb"]["size"] < LARGE // 100
     assert refused["numpy_bomb"]["size"] < LARGE // 100
 
 
-def good(path: Path) -> Path:
-    """A sound file in the layout that the suffix names."""
+def write_valid(path: Path) -> Path:
+    """A valid file of the format that the suffix names."""
     if path.suffix == ".safetensors":
         save_file(samples.tensors(CLS), path)
     elif path.suffix == ".pth":
@@ -326,9 +329,9 @@ FORMATS = ["safetensors", "pth", "npz"]
 
 
 def attempt(path: Path) -> bool:
-    """Whether it loads; anything but a UserError is a mistake of ours."""
+    """Whether it loads; any error but a UserError fails the test."""
     try:
-        load(path, vit=FLAGS.get(path.suffix, {"heads": 3, "image": (24, 30)}))
+        load_weights(path, vit=FLAGS.get(path.suffix, {"heads": 3, "image": (24, 30)}))
     except UserError as error:
         assert "\n" not in str(error)
         return False
@@ -337,8 +340,8 @@ def attempt(path: Path) -> bool:
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
-def test_a_file_that_was_cut_off_is_refused(tmp_path, suffix, share):
-    path = good(tmp_path / f"whole.{suffix}")
+def test_a_truncated_file_is_refused(tmp_path, suffix, share):
+    path = write_valid(tmp_path / f"whole.{suffix}")
     assert attempt(path)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
@@ -346,15 +349,15 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path, suffix, share):
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_a_file_with_flipped_bytes_loads_or_is_refused_in_words(tmp_path, suffix):
-    path = good(tmp_path / f"whole.{suffix}")
-    content, luck = path.read_bytes(), random.Random(0)
+def test_a_file_with_flipped_bytes_loads_or_raises_a_user_error(tmp_path, suffix):
+    path = write_valid(tmp_path / f"whole.{suffix}")
+    content, rng = path.read_bytes(), random.Random(0)
     names = 3000  # bytes at both ends, where names and shapes are
     spots = [*range(min(names, len(content))), *range(max(0, len(content) - names), len(content))]
     for _ in range(150):
         broken = bytearray(content)
-        for _ in range(luck.choice([1, 1, 1, 5])):
-            broken[luck.choice(spots)] = luck.randrange(256)
+        for _ in range(rng.choice([1, 1, 1, 5])):
+            broken[rng.choice(spots)] = rng.randrange(256)
         path.write_bytes(bytes(broken))
         attempt(path)
 
@@ -416,13 +419,13 @@ PROCESSOR = {
         ("transformers-cls", "preprocessor_config.json", PROCESSOR),
     ],
 )
-def test_an_odd_config_is_followed_or_refused_in_words(tmp_path, name, file, config):
+def test_an_odd_config_loads_or_raises_a_user_error(tmp_path, name, file, config):
     save_file(samples.tensors(name), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(HUGGING_FACE))
     for place in leaves(config):
         for value in ODD:
             (tmp_path / file).write_text(json.dumps(changed(config, place, value)))
             try:
-                load(tmp_path)
+                load_weights(tmp_path)
             except UserError as error:
                 assert "\n" not in str(error)

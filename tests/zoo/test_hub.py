@@ -1,4 +1,4 @@
-"""Weights by their name on the hub, from a server that runs in the test."""
+"""Weights from the hub, served by a local server."""
 
 import hashlib
 import json
@@ -21,20 +21,20 @@ COMMIT = "a" * 40
 CODE = """
 import json, sys
 from vitrail.errors import UserError
-from vitrail.zoo.load import load
+from vitrail.zoo.load import load_weights
 try:
-    loaded = load(sys.argv[1])
-    print(json.dumps({"loaded": loaded.report.loaded, "view": loaded.view.mean}))
+    loaded = load_weights(sys.argv[1])
+    print(json.dumps({"loaded": loaded.report.loaded, "mean": loaded.preprocess.mean}))
 except UserError as error:
     print(json.dumps({"error": str(error)}))
 """
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as a download asks for."""
+    """The part of the hub that a download needs."""
 
     folder: Path
-    asked: list[str]
+    requests: list[str]
 
     def do_HEAD(self) -> None:
         self.answer(body=False)
@@ -43,7 +43,7 @@ class Hub(BaseHTTPRequestHandler):
         self.answer(body=True)
 
     def answer(self, body: bool) -> None:
-        self.asked.append(f"{self.command} {self.path}")
+        self.requests.append(f"{self.command} {self.path}")
         owner, repository, _, _, name = self.path.strip("/").split("/", 4)
         file = self.folder / name
         self.send_response(200 if f"{owner}/{repository}" == NAME and file.is_file() else 404)
@@ -77,7 +77,7 @@ def hub(tmp_path) -> Iterator[ThreadingHTTPServer]:
         },
     }
     (folder / "config.json").write_text(json.dumps(config))
-    handler = type("Handler", (Hub,), {"folder": folder, "asked": []})
+    handler = type("Handler", (Hub,), {"folder": folder, "requests": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -87,7 +87,7 @@ def hub(tmp_path) -> Iterator[ThreadingHTTPServer]:
     server.server_close()
 
 
-def ask(server, cache: Path, name: str, **more: str) -> dict[str, object]:
+def load_in_process(server, cache: Path, name: str, **more: str) -> dict[str, object]:
     environment = {
         **os.environ,
         "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
@@ -102,58 +102,58 @@ def ask(server, cache: Path, name: str, **more: str) -> dict[str, object]:
         [sys.executable, "-c", CODE, name], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    answer: dict[str, object] = json.loads(done.stdout)
-    return answer
+    result: dict[str, object] = json.loads(done.stdout)
+    return result
 
 
 @pytest.mark.slow
-def test_a_name_on_the_hub_is_fetched_once_and_then_found_in_the_cache(tmp_path, hub):
-    cache, asked = tmp_path / "cache", hub.RequestHandlerClass.asked
-    first = ask(hub, cache, f"hf:{NAME}")
-    assert first == {"loaded": len(samples.tensors("timm-cls")), "view": [0.1, 0.2, 0.3]}
-    assert any("GET" in line and "model.safetensors" in line for line in asked)
-    asked.clear()
-    assert ask(hub, cache, f"hf:{NAME}") == first
-    assert asked == []
-    assert ask(hub, cache, f"hf:{NAME}", HF_HUB_OFFLINE="1") == first
-    assert asked == []
+def test_a_hub_repository_is_downloaded_once_and_then_cached(tmp_path, hub):
+    cache, requests = tmp_path / "cache", hub.RequestHandlerClass.requests
+    first = load_in_process(hub, cache, f"hf:{NAME}")
+    assert first == {"loaded": len(samples.tensors("timm-cls")), "mean": [0.1, 0.2, 0.3]}
+    assert any("GET" in line and "model.safetensors" in line for line in requests)
+    requests.clear()
+    assert load_in_process(hub, cache, f"hf:{NAME}") == first
+    assert requests == []
+    assert load_in_process(hub, cache, f"hf:{NAME}", HF_HUB_OFFLINE="1") == first
+    assert requests == []
 
 
 @pytest.mark.slow
-def test_offline_means_that_nobody_is_asked(tmp_path, hub):
-    said = ask(hub, tmp_path / "empty", f"hf:{NAME}", HF_HUB_OFFLINE="1")
-    assert "HF_HUB_OFFLINE is set" in str(said["error"])
-    assert hub.RequestHandlerClass.asked == []
+def test_offline_mode_sends_no_request(tmp_path, hub):
+    result = load_in_process(hub, tmp_path / "empty", f"hf:{NAME}", HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set" in str(result["error"])
+    assert hub.RequestHandlerClass.requests == []
 
 
 @pytest.mark.slow
-def test_what_the_hub_does_not_have_is_said_in_one_line(tmp_path, hub):
-    said = ask(hub, tmp_path / "cache", "hf:owner/absent")
-    assert "the hub has no hf:owner/absent" in str(said["error"])
-    said = ask(hub, tmp_path / "cache", "hf:not a name")
-    assert "no name on the hub" in str(said["error"])
+def test_a_missing_hub_repository_or_file_is_a_user_error(tmp_path, hub):
+    result = load_in_process(hub, tmp_path / "cache", "hf:owner/absent")
+    assert "the hub has no hf:owner/absent" in str(result["error"])
+    result = load_in_process(hub, tmp_path / "cache", "hf:not a name")
+    assert "not a valid hub name" in str(result["error"])
     (hub.RequestHandlerClass.folder / "model.safetensors").rename(tmp_path / "elsewhere")
-    said = ask(hub, tmp_path / "cache", f"hf:{NAME}")
-    assert "none of model.safetensors" in str(said["error"])
+    result = load_in_process(hub, tmp_path / "cache", f"hf:{NAME}")
+    assert "none of model.safetensors" in str(result["error"])
 
 
-def test_a_hub_that_does_not_answer_is_said_in_one_line(monkeypatch):
+def test_an_unreachable_hub_is_a_user_error(monkeypatch):
     package = pytest.importorskip("huggingface_hub", reason="needs vitrail[hub]")
-    from vitrail.zoo.hub import fetch
+    from vitrail.zoo.hub import fetch_from_hub
 
-    def silence(*names: str, **more: object) -> str:
+    def refuse_connection(*names: str, **more: object) -> str:
         cause = ConnectionError("[Errno 111] Connection refused\nand more")
         raise package.errors.LocalEntryNotFoundError("not there") from cause
 
-    monkeypatch.setattr(package, "hf_hub_download", silence)
+    monkeypatch.setattr(package, "hf_hub_download", refuse_connection)
     monkeypatch.setattr(package, "try_to_load_from_cache", lambda *names, **more: None)
-    with pytest.raises(UserError, match=r"cannot be fetched: \[Errno 111\] Connection refused;"):
-        fetch(NAME)
+    with pytest.raises(UserError, match=r"cannot be downloaded: \[Errno 111\] Connection refused;"):
+        fetch_from_hub(NAME)
 
 
-def test_without_the_package_one_learns_what_to_install(monkeypatch):
-    from vitrail.zoo.hub import fetch
+def test_a_missing_huggingface_hub_names_the_extra_to_install(monkeypatch):
+    from vitrail.zoo.hub import fetch_from_hub
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"vitrail\[hub\]"):
-        fetch(NAME)
+        fetch_from_hub(NAME)

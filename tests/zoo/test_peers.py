@@ -1,4 +1,4 @@
-"""Live against the peers, where they are installed: their files here, our files there."""
+"""Against timm, transformers and torchvision where installed: their files here, ours there."""
 
 import json
 import os
@@ -18,13 +18,14 @@ from vitrail.data.image import load_image
 from vitrail.data.preprocess import preprocess
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.zoo.architecture import recognise
-from vitrail.zoo.beside import PLAIN, Beside, timm
+from vitrail.zoo.architecture import infer_architecture
 from vitrail.zoo.convert import convert
 from vitrail.zoo.file import save_model
-from vitrail.zoo.files.stored import Contents, Stored
-from vitrail.zoo.layouts.layout import sort
-from vitrail.zoo.load import load
+from vitrail.zoo.files.lazy import FileContents, LazyTensor
+from vitrail.zoo.layouts.layout import CheckpointConfig
+from vitrail.zoo.layouts.mapping import map_tensors
+from vitrail.zoo.layouts.timm import PLAIN_MODELS, parse_timm_config
+from vitrail.zoo.load import load_weights
 from vitrail.zoo.weights import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,8 +122,8 @@ BUILD |= {"hidden_dim": 192, "mlp_dim": 768}
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory) -> Path:
-    """A folder of weights that we wrote, of questions, and of what the peers answered."""
+def peers(tmp_path_factory) -> Path:
+    """A folder of our exports, the requests about them, and the responses of the peers."""
     own = ROOT / ".venv-bench" / "bin" / "python"
     python = os.environ.get("VITRAIL_PEERS") or (str(own) if own.exists() else "")
     if not python:
@@ -131,13 +132,13 @@ def asked(tmp_path_factory) -> Path:
     for name in OURS:
         save_model(folder / f"{name}.safetensors", ours(name), {"classes": None})
     for name, target in CASES:
-        ask_about_ours(folder, name, target)
+        request_exports(folder, name, target)
     for layout in LAYOUTS:
-        ask_about_google(folder, layout)
+        request_google(folder, layout)
     if TI.is_dir():
-        ask_about_the_real_one(folder)
+        request_published(folder)
     rows = {row.hub.removeprefix("timm/").partition(".")[0] for row in PUBLISHED if row.hub}
-    ask(folder, "timm's", "timm_architectures", "", names=sorted(rows | UNUSUAL))
+    write_request(folder, "timm's", "timm_architectures", "", names=sorted(rows | UNUSUAL))
     done = subprocess.run(
         [python, "-W", "ignore", "-m", "tests.zoo.peers", str(folder)],
         cwd=ROOT,
@@ -149,17 +150,17 @@ def asked(tmp_path_factory) -> Path:
     return folder
 
 
-def ask(folder: Path, name: str, kind: str, path: str, **details: Any) -> None:
+def write_request(folder: Path, name: str, kind: str, path: str, **details: Any) -> None:
     request = {"kind": kind, "path": path, **details}
     (folder / f"{name}.request.json").write_text(json.dumps(request))
 
 
-def ask_about_ours(folder: Path, name: str, target: Any) -> None:
+def request_exports(folder: Path, name: str, target: Any) -> None:
     config, label = ViTConfig(**{**TINY, **OURS[name][0]}), f"{name}-{target}"
     shape = [2, config.channels, *config.size]
     if target != "torchvision":
         convert(folder / f"{name}.safetensors", target, folder / label)
-        ask(folder, label, f"{target}_folder", label, shape=shape)
+        write_request(folder, label, f"{target}_folder", label, shape=shape)
         return
     convert(folder / f"{name}.safetensors", target, folder / f"{label}.pth")
     build = {
@@ -172,53 +173,53 @@ def ask_about_ours(folder: Path, name: str, target: Any) -> None:
         "num_classes": config.classes,
         "representation_size": config.width if config.head == "mlp" else None,
     }
-    ask(folder, label, "torchvision_file", f"{label}.pth", shape=shape, build=build)
+    write_request(folder, label, "torchvision_file", f"{label}.pth", shape=shape, build=build)
 
 
-def ask_about_google(folder: Path, layout: str) -> None:
+def request_google(folder: Path, layout: str) -> None:
     modern = layout not in ("original", "target")
     changes: dict[str, Any] = {"mlp": "gelu_tanh", "pool": "map" if modern else "cls"}
-    model = shaken(ViTConfig(**{**TINY, **changes}))
+    model = randomise(ViTConfig(**{**TINY, **changes}))
     np.savez(folder / f"{layout}.npz", **google_arrays(model, layout))
     arguments: dict[str, Any] = {"img_size": 48, "embed_dim": 48, "depth": 2, "num_heads": 3}
     arguments |= {"mlp_ratio": 2.0, "num_classes": 7}
     arguments |= {"global_pool": "map", "class_token": False} if modern else {}
     details = {"architecture": "vit_base_patch16_224", "arguments": arguments}
-    ask(folder, layout, "timm_google", f"{layout}.npz", shape=[2, 3, 48, 48], **details)
+    write_request(folder, layout, "timm_google", f"{layout}.npz", shape=[2, 3, 48, 48], **details)
 
 
-def ask_about_the_real_one(folder: Path) -> None:
+def request_published(folder: Path) -> None:
     shape = [2, 3, 224, 224]
     convert(TI, "timm", folder / "ti-timm")
     convert(TI, "huggingface", folder / "ti-hf")
     convert(TI, "torchvision", folder / "ti-tv.pth")
-    ask(folder, "ti-timm", "timm_folder", "ti-timm", shape=shape)
+    write_request(folder, "ti-timm", "timm_folder", "ti-timm", shape=shape)
     photo = str(photograph()) if PHOTOS.is_dir() else None
-    ask(folder, "ti-hf", "huggingface_folder", "ti-hf", shape=shape, photo=photo)
-    ask(folder, "ti-tv", "torchvision_file", "ti-tv.pth", shape=shape, build=BUILD)
-    ask(folder, "ti", "timm_stretched", str(TI), shape=shape, arguments={})
+    write_request(folder, "ti-hf", "huggingface_folder", "ti-hf", shape=shape, photo=photo)
+    write_request(folder, "ti-tv", "torchvision_file", "ti-tv.pth", shape=shape, build=BUILD)
+    write_request(folder, "ti", "timm_adapted", str(TI), shape=shape, arguments={})
     for name, (_, arguments, other, _) in ADAPTED.items():
-        ask(folder, name, "timm_stretched", str(TI), shape=other, arguments=arguments)
+        write_request(folder, name, "timm_adapted", str(TI), shape=other, arguments=arguments)
 
 
-def heard(folder: Path, name: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads((folder / f"{name}.answer.json").read_text())
-    return answer
+def response_to(folder: Path, name: str) -> dict[str, Any]:
+    response: dict[str, Any] = json.loads((folder / f"{name}.response.json").read_text())
+    return response
 
 
 def photograph() -> Path:
     return sorted(PHOTOS.glob("*.jpg"))[0]
 
 
-def picture(*shape: int) -> torch.Tensor:
+def random_images(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 def ours(name: str) -> ViT:
-    return shaken(ViTConfig(**{**TINY, **OURS[name][0]}))
+    return randomise(ViTConfig(**{**TINY, **OURS[name][0]}))
 
 
-def shaken(config: ViTConfig) -> ViT:
+def randomise(config: ViTConfig) -> ViT:
     """Weights that all matter. Where a peer has no parameter, ours stays at zero."""
     torch.manual_seed(0)
     model = ViT(config)
@@ -234,100 +235,106 @@ def shaken(config: ViTConfig) -> ViT:
 
 @torch.no_grad()
 def same(model: ViT, shape: list[int], published: list[list[float]], most: float = 1e-5) -> None:
-    answer = model(picture(*shape))
+    answer = model(random_images(*shape))
     torch.testing.assert_close(answer, torch.tensor(published), rtol=0, atol=most)
 
 
 @pytest.mark.parametrize(("name", "target"), CASES)
-def test_what_we_write_a_peer_loads_strictly_with_equal_logits(asked, name, target):
-    said, model = heard(asked, f"{name}-{target}"), ours(name)
+def test_other_libraries_load_our_exports_strictly_with_equal_logits(peers, name, target):
+    response, model = response_to(peers, f"{name}-{target}"), ours(name)
     shape = [2, model.config.channels, *model.config.size]
-    same(model, shape, said["logits"])
-    same(model, shape, said.get("strict", said["logits"]))
-    assert not said.get("wrong")
+    same(model, shape, response["logits"])
+    same(model, shape, response.get("strict", response["logits"]))
+    assert not response.get("wrong")
 
 
-def test_what_the_peers_write_we_load_with_equal_logits(asked):
-    told = sorted(asked.glob("*.said.json"))
-    assert len(told) == 12 + 2 * 6 + 1
-    for file in told:
-        said, name = json.loads(file.read_text()), file.name.removesuffix(".said.json")
-        path = asked / name if (asked / name).is_dir() else asked / f"{name}.pth"
-        loaded = load(path, vit={"heads": 3} if name == "torchvision" else {})
-        same(loaded.model, said["shape"], said["logits"])
+def test_files_of_other_libraries_load_with_equal_logits(peers):
+    files = sorted(peers.glob("*.expected.json"))
+    assert len(files) == 12 + 2 * 6 + 1
+    for file in files:
+        response, name = json.loads(file.read_text()), file.name.removesuffix(".expected.json")
+        path = peers / name if (peers / name).is_dir() else peers / f"{name}.pth"
+        loaded = load_weights(path, vit={"heads": 3} if name == "torchvision" else {})
+        same(loaded.model, response["shape"], response["logits"])
         if loaded.model.config.head != "none" and name != "torchvision":
             assert loaded.classes == tuple(f"class {i}" for i in range(7)), name
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_google_arrays_give_the_logits_that_timm_gives(asked, layout):
-    loaded = load(asked / f"{layout}.npz")
-    same(loaded.model, [2, 3, 48, 48], heard(asked, layout)["logits"])
+def test_google_arrays_give_timms_logits(peers, layout):
+    loaded = load_weights(peers / f"{layout}.npz")
+    same(loaded.model, [2, 3, 48, 48], response_to(peers, layout)["logits"])
 
 
 @REAL
 @pytest.mark.parametrize("name", ["ti", "ti-timm", "ti-hf", "ti-tv"])
-def test_the_real_weights_say_the_same_everywhere(asked, name):
-    same(load(TI).model, [2, 3, 224, 224], heard(asked, name)["logits"], most=2e-5)
+def test_published_weights_give_equal_logits_in_every_library(peers, name):
+    same(load_weights(TI).model, [2, 3, 224, 224], response_to(peers, name)["logits"], most=2e-5)
 
 
 @REAL
-def test_labels_and_preprocessing_come_along(asked):
-    loaded, said = load(TI), heard(asked, "ti-hf")
-    assert tuple(said["labels"][str(i)] for i in range(1000)) == loaded.classes
-    view = heard(asked, "ti-timm")["view"]
-    assert (view["crop_pct"], view["mean"]) == (0.9, [0.5, 0.5, 0.5])
-    assert heard(asked, "ti-timm")["labels"] == list(loaded.classes)
+def test_class_names_and_preprocessing_are_exported(peers):
+    loaded, response = load_weights(TI), response_to(peers, "ti-hf")
+    assert tuple(response["labels"][str(i)] for i in range(1000)) == loaded.classes
+    stated = response_to(peers, "ti-timm")["preprocess"]
+    assert (stated["crop_pct"], stated["mean"]) == (0.9, [0.5, 0.5, 0.5])
+    assert response_to(peers, "ti-timm")["labels"] == list(loaded.classes)
     if PHOTOS.is_dir():
-        theirs = load_file(asked / "ti-hf.pixels.safetensors")["pixels"][0]
-        mine = preprocess(loaded.view, load_image(photograph(), 3))
+        theirs = load_file(peers / "ti-hf.pixels.safetensors")["pixels"][0]
+        mine = preprocess(loaded.preprocess, load_image(photograph(), 3))
         assert (theirs - mine).abs().mean() < 0.01  # a grey level is 0.008
 
 
 @REAL
 @pytest.mark.parametrize("name", ADAPTED)
-def test_adapted_weights_answer_as_timms_do(asked, name):
+def test_adapted_weights_give_timms_logits(peers, name):
     flags, _, shape, most = ADAPTED[name]
-    same(load(TI, vit=flags).model, shape, heard(asked, name)["logits"], most=most)
+    same(load_weights(TI, vit=flags).model, shape, response_to(peers, name)["logits"], most=most)
 
 
-def test_what_no_tensor_shows_is_known_by_timms_name(asked, tmp_path):
-    for name, said in heard(asked, "timm's").items():
-        assert PLAIN.fullmatch(name)
-        config: dict[str, Any] = {"architecture": name, "global_pool": said["pool"]}
-        config["pretrained_cfg"] = {"input_size": [3, *said["size"]]}
-        found = by_shapes(said["shapes"], timm(config), tmp_path)
-        assert (found.heads, found.eps) == (said["heads"], said["eps"]), name
-        assert (found.mlp == "gelu_tanh") == said["tanh"], name
-        assert {"cls": "token"}.get(found.pool, found.pool) == said["pool"], name
+def test_settings_that_no_tensor_shows_follow_from_timms_name(peers, tmp_path):
+    for name, response in response_to(peers, "timm's").items():
+        assert PLAIN_MODELS.fullmatch(name)
+        config: dict[str, Any] = {"architecture": name, "global_pool": response["pool"]}
+        config["pretrained_cfg"] = {"input_size": [3, *response["size"]]}
+        found = by_shapes(response["shapes"], parse_timm_config(config, tmp_path), tmp_path)
+        assert (found.heads, found.eps) == (response["heads"], response["eps"]), name
+        assert (found.mlp == "gelu_tanh") == response["tanh"], name
+        assert {"cls": "token"}.get(found.pool, found.pool) == response["pool"], name
 
 
-def test_the_table_has_the_architectures_that_timm_builds(asked, tmp_path):
-    said = heard(asked, "timm's")
+def test_published_rows_have_timms_architecture(peers, tmp_path):
+    response = response_to(peers, "timm's")
     for row in PUBLISHED:
         name = row.hub.removeprefix("timm/").partition(".")[0]
         if not row.hub:
             continue
-        shapes, config = said[name]["shapes"], row.vit
-        beside = Beside(vit={"heads": config.heads, "eps": config.eps, "mlp": config.mlp})
-        beside.vit.update(positions="rotary", pool=config.pool, image=config.size)
-        found = by_shapes(without_head(shapes, row), beside, tmp_path)
+        shapes, config = response[name]["shapes"], row.vit
+        stated = CheckpointConfig(vit={"heads": config.heads, "eps": config.eps, "mlp": config.mlp})
+        stated.vit.update(positions="rotary", pool=config.pool, image=config.size)
+        found = by_shapes(without_head(shapes, row), stated, tmp_path)
         for setting in ("width", "depth", "patch", "hidden", "registers", "pool", "stem", "head"):
             assert getattr(found, setting) == getattr(config, setting), (name, setting)
 
 
 def without_head(shapes: dict[str, list[int]], row: Any) -> dict[str, list[int]]:
-    """timm builds each model with a head unless told otherwise."""
+    """timm builds each model with a head by default."""
     if row.vit.head != "none":
         return shapes
     return {key: shape for key, shape in shapes.items() if not re.match(r"head\.", key)}
 
 
-def by_shapes(shapes: dict[str, list[int]], beside: Beside, path: Path) -> ViTConfig:
+def by_shapes(shapes: dict[str, list[int]], stated: CheckpointConfig, path: Path) -> ViTConfig:
     """The architecture that names and shapes alone reveal, with nothing on the disk."""
     stored = {
-        name: Stored(file=path, start=0, lies=tuple(shape), shape=tuple(shape), dtype=torch.float32)
+        name: LazyTensor(
+            file=path,
+            offset=0,
+            stored_shape=tuple(shape),
+            shape=tuple(shape),
+            dtype=torch.float32,
+        )
         for name, shape in shapes.items()
     }
-    parts = sort(Contents(tensors=stored), "it")
-    return recognise(parts, beside, None, {}, "it").vit
+    mapped = map_tensors(FileContents(tensors=stored), "it")
+    return infer_architecture(mapped, stated, None, {}, "it").vit

@@ -4,29 +4,29 @@ import re
 
 import pytest
 
-from vitrail.model.cost import parameters
+from vitrail.model.cost import count_parameters
 from vitrail.zoo.presets import PRESETS
-from vitrail.zoo.weights import HEADS, PUBLISHED, find, imagenet
+from vitrail.zoo.weights import KNOWN_HEADS, PUBLISHED, find_published, imagenet_classes
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row.name)
-def test_a_row_says_all_that_one_must_know(row):
+def test_every_row_is_complete(row):
     assert row.preset in PRESETS
     assert row.hub.count("/") == 1 or row.files
-    assert row.licence and row.means in ("half", "imagenet", "clip") and 0.5 < row.crop <= 1
+    assert row.licence and row.normalisation in ("half", "imagenet", "clip") and 0.5 < row.crop <= 1
     assert (row.accuracy is None) == (row.source == "")
     assert row.accuracy is None or 0.7 < row.accuracy < 0.9
     assert row.accuracy is None or row.vit.head != "none"
-    assert set(row.view) == {"crop", "interpolation", "mean", "std"}
+    assert set(row.preprocess) == {"crop", "interpolation", "mean", "std"}
 
 
-def test_names_and_places_are_unique():
+def test_names_and_hub_repositories_are_unique():
     for names in ([row.name for row in PUBLISHED], [row.hub for row in PUBLISHED if row.hub]):
         assert len(names) == len(set(names))
 
 
 def test_known_sizes_have_the_published_number_of_parameters():
-    counts = {row.name: parameters(row.vit) for row in PUBLISHED}
+    counts = {row.name: count_parameters(row.vit) for row in PUBLISHED}
     assert counts["Ti/16 augreg-in21k-in1k"] == 5_717_416
     assert counts["B/16 augreg-in21k-in1k"] == 86_567_656
     assert counts["DeiT3-B/16"] == 86_586_088
@@ -52,24 +52,24 @@ def test_known_sizes_have_the_published_number_of_parameters():
         ("B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz", "B/16 augreg-in21k"),
     ],
 )
-def test_weights_are_found_by_every_name_they_have(name, row):
-    found = find("something else", name)
+def test_weights_are_found_by_each_of_their_names(name, row):
+    found = find_published("something else", name)
     assert found is not None and found.name == row
 
 
 @pytest.mark.parametrize("name", ["", "model.safetensors", "weights", "vit", "checkpoint.pth"])
-def test_a_name_of_no_published_weights_finds_nothing(name):
-    assert find(name) is None
+def test_other_names_find_no_weights(name):
+    assert find_published(name) is None
 
 
 def test_heads_are_known_for_every_row():
     for row in PUBLISHED:
         config = row.vit
-        assert HEADS[config.width, config.depth, config.hidden] == config.heads, row.name
+        assert KNOWN_HEADS[config.width, config.depth, config.hidden] == config.heads, row.name
 
 
 def test_the_classes_of_imagenet_are_a_thousand_and_differ():
-    names = imagenet()
+    names = imagenet_classes()
     assert len(names) == len(set(names)) == 1000
     assert (names[0], names[207], names[999]) == ("tench", "golden retriever", "toilet tissue")
     assert not [name for name in names if re.search(r"^\s|\s$|^$", name)]

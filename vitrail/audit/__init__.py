@@ -1,1 +1,4 @@
-"""What is wrong with a data set: `vitrail check`."""
+"""What is wrong with a data set: `vitrail check`.
+
+Imports data, display.
+"""

@@ -1,299 +1,221 @@
-"""What is wrong with a data set, how much it matters, and what to do about it."""
+"""What is wrong with a data set, how severe it is, and what to do about it."""
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.audit.copies import Copies, Groups, cut, find_copies
-from vitrail.audit.examine import KINDS, ODD, Examination
-from vitrail.data.source import Source
+from vitrail.audit.duplicates import DuplicateGroups, Groups, partition
+from vitrail.audit.scan import FORMATS, UNUSUAL, Scan
+from vitrail.data.source import SPLITS, Source
+from vitrail.display.text import format_count
 
-Weight = Literal["stop", "warn", "note"]  # training would fail; would suffer; worth knowing
+Severity = Literal["error", "warning", "note"]  # training fails; its result suffers; information
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
-SPLITS = ("train", "val", "test")
-UNEVEN = 3  # times the images of the smallest class that the largest may have
-SCORED = 50  # images that a score should stand on
-FEW = 10  # training images that a class should have
-LONG = 3  # times its short side that a picture may be long
+MAX_IMBALANCE = 3  # times the images of the smallest class that the largest may have
+MIN_EVALUATED = 50  # images of a split that an accuracy should be measured on
+MIN_TRAINED = 10  # training images that a class should have
+MAX_ASPECT = 3  # times its short side that an image may be long
 
 
 @dataclass(frozen=True)
 class Group:
-    """Images that belong together, or one image, or none but words."""
+    """Images that belong together, or a single one, or only a text about something else."""
 
     items: tuple[int, ...] = ()
-    words: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True)
 class Finding:
-    name: str  # one or two words
-    weight: Weight
+    """One kind of problem, with the images it concerns."""
+
+    name: str  # one to three words
+    severity: Severity
     title: str
-    advice: str  # or nothing
-    groups: list[Group] = field(default_factory=list)
+    advice: str = ""
+    groups: tuple[Group, ...] = ()
+    differs: Literal["split", "label"] | None = None  # what sets the images of a group apart
 
 
-@dataclass(frozen=True, eq=False)
-class Judgement:
-    examination: Examination
-    copies: Copies
-    counts: NDArray[np.int64]  # images of each class in each of SPLITS
-    findings: list[Finding]  # the gravest first
+def find_issues(
+    scan: Scan, copies: DuplicateGroups, counts: NDArray[np.int64], *, skip_broken: bool = False
+) -> tuple[Finding, ...]:
+    """All findings, the most severe first; with `skip_broken`, broken images are not errors.
 
-    @property
-    def uneven(self) -> float:
-        return unevenness(self.counts)
-
-    @property
-    def sides(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Height and width of every image that can be read."""
-        rows = self.examination.rows[self.examination.items("read")]
-        return rows["height"], rows["width"]
-
-
-def judge(examination: Examination, *, skip_broken: bool = False) -> Judgement:
-    """With `skip_broken`, broken images would not stop the training."""
-    copies, counts = find_copies(examination), count_classes(examination)
+    `counts` are the images of each class (rows) in each of SPLITS.
+    """
     findings = [
-        *about_broken(examination, "warn" if skip_broken else "stop"),
-        *about_copies(copies, examination.source),
-        *about_classes(examination.source.classes, counts[:, 0]),
-        *about_splits(counts.sum(axis=0).tolist()),
-        *about_pictures(examination),
-        *about_ignored(examination),
+        *check_broken(scan, "warning" if skip_broken else "error"),
+        *check_duplicates(copies, scan.source),
+        *check_class_sizes(scan.source.classes, counts[:, 0]),
+        *check_split_sizes(counts.sum(axis=0).tolist()),
+        *check_properties(scan),
+        *check_ignored(scan),
     ]
-    order = ("stop", "warn", "note")
-    findings.sort(key=lambda finding: order.index(finding.weight))
-    return Judgement(examination, copies, counts, findings)
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def count_classes(examination: Examination) -> NDArray[np.int64]:
-    source = examination.source
-    columns = [
-        np.bincount(source.labels[source.splits == split], minlength=len(source.classes))
-        for split in SPLITS
-    ]
-    return np.stack(columns, axis=1)
-
-
-def unevenness(counts: NDArray[np.int64]) -> float:
+def class_imbalance(train: NDArray[np.int64]) -> float:
     """Training images of the largest class over those of the smallest."""
-    return float(counts[:, 0].max() / max(1, counts[:, 0].min()))
+    return float(train.max() / max(1, train.min()))
 
 
-def about_broken(examination: Examination, weight: Weight) -> Iterator[Finding]:
-    if examination.broken:
+def check_broken(scan: Scan, severity: Severity) -> Iterator[Finding]:
+    if scan.broken:
         yield Finding(
-            "Broken",
-            weight,
-            f"{count(len(examination.broken), 'image')} cannot be read",
-            "mend or remove them, or train without them: --data.skip-broken",
-            [Group((item,), why) for item, why in examination.broken.items()],
+            "Broken images",
+            severity,
+            f"{format_count(len(scan.broken), 'image')} cannot be read",
+            "repair or remove them, or skip them with `data.skip_broken=True`",
+            tuple(Group((item,), why) for item, why in scan.broken.items()),
         )
 
 
-def about_copies(copies: Copies, source: Source) -> Iterator[Finding]:
-    across = {group[0] for group in copies.near_leaks}
-    inside = [group for group in copies.near_duplicates if group[0] not in across]
-    torn = {item for group in copies.conflicts for item in group}
-    plain_copies = [group for group in copies.duplicates if group[0] not in torn]
-    told: tuple[tuple[str, Groups, str, str], ...] = (
-        (
+def check_duplicates(copies: DuplicateGroups, source: Source) -> Iterator[Finding]:
+    leaking = {group[0] for group in copies.near_leaks}
+    near_duplicates = [group for group in copies.near_duplicates if group[0] not in leaking]
+    conflicting = {item for group in copies.conflicts for item in group}
+    duplicates = [group for group in copies.duplicates if group[0] not in conflicting]
+    if groups := copies.leaks:
+        yield Finding(
             "Leaks",
-            copies.leaks,
-            "{} in more than one split",
-            "keep each in one split: a score on images learnt by heart says nothing",
-        ),
-        (
-            "Conflicts",
-            copies.conflicts,
-            "{} under more than one label",
-            "keep the right label and remove the other copies: no model can learn both",
-        ),
-        (
-            "Near leaks",
-            copies.near_leaks,
-            "{} of pictures that look alike, in more than one split",
-            "look at them; one scene belongs into one split: move it, or write splits into a table",
-        ),
-        (
-            "Copies",
-            plain_copies,
-            "{} more than once inside a split",
-            "remove the copies, which count double",
-        ),
-        (
-            "Near copies",
-            inside,
-            "{} of pictures that look alike, inside a split",
-            "look at them; copies that were only resized or saved again count double",
-        ),
-    )
-    for name, groups, words, advice in told:
-        if groups:
-            title = words.format(count(len(groups), "group" if "Near" in name else "picture"))
-            values = source.labels if name == "Conflicts" else source.splits
-            shown = [Group(tuple(varied(group, values))) for group in groups]
-            yield Finding(name, "warn", title, advice, shown)
-
-
-def varied(group: list[int], values: NDArray[Any]) -> list[int]:
-    """The group in an order that begins with different values."""
-    turns = zip_longest(*cut(group, values))
-    return [item for turn in turns for item in turn if item is not None]
-
-
-def about_classes(names: tuple[str, ...], train: NDArray[np.int64]) -> Iterator[Finding]:
-    rising = np.argsort(train, kind="stable").tolist()
-    least, most = rising[0], int(train.argmax())
-    if (ratio := unevenness(train[:, None])) > UNEVEN:
-        yield Finding(
-            "Uneven",
-            "warn",
-            f"{names[most]} has {ratio:.3g} times the training images of {names[least]}",
-            "training makes up for it in part; more images of the small classes help more",
+            "warning",
+            f"{format_count(len(groups), 'image')} in more than one split",
+            "keep each in one split: a score on images seen in training is too high",
+            interleave_groups(groups, source.splits),
+            "split",
         )
-    if few := [k for k in rising if train[k] < FEW]:
+    if groups := copies.conflicts:
         yield Finding(
-            "Few",
-            "warn",
-            f"{count(len(few), 'class')} with fewer than {FEW} images to train on",
-            "add images, or fine-tune published weights with --from",
-            [Group(words=f"{names[k]}: {train[k]}") for k in few],
+            "Label conflicts",
+            "warning",
+            f"{format_count(len(groups), 'image')} with more than one label",
+            "keep the correct label and remove the other copies: no model can learn both",
+            interleave_groups(groups, source.labels),
+            "label",
+        )
+    if groups := copies.near_leaks:
+        yield Finding(
+            "Near-duplicate leaks",
+            "warning",
+            f"{format_count(len(groups), 'group')} of similar images in more than one split",
+            "inspect them and keep each scene in one split: move images, or list them in a table",
+            interleave_groups(groups, source.splits),
+            "split",
+        )
+    if duplicates:
+        yield Finding(
+            "Duplicates",
+            "warning",
+            f"{format_count(len(duplicates), 'image')} more than once within a split",
+            "remove the copies, which count twice",
+            interleave_groups(duplicates, source.splits),
+        )
+    if near_duplicates:
+        yield Finding(
+            "Near-duplicates",
+            "warning",
+            f"{format_count(len(near_duplicates), 'group')} of similar images within a split",
+            "inspect them: copies that were only resized or re-encoded count twice",
+            interleave_groups(near_duplicates, source.splits),
         )
 
 
-def about_splits(sizes: list[int]) -> Iterator[Finding]:
-    found = zip(SPLITS[1:], sizes[1:], strict=True)
+def interleave_groups(groups: Groups, values: NDArray[Any]) -> tuple[Group, ...]:
+    """The groups, each in an order that starts with items of different values."""
+    interleaved = []
+    for group in groups:
+        rounds = zip_longest(*partition(group, values))
+        items = tuple(item for round in rounds for item in round if item is not None)
+        interleaved.append(Group(items))
+    return tuple(interleaved)
+
+
+def check_class_sizes(names: tuple[str, ...], train: NDArray[np.int64]) -> Iterator[Finding]:
+    ascending = np.argsort(train, kind="stable").tolist()
+    smallest, largest = ascending[0], int(train.argmax())
+    if (ratio := class_imbalance(train)) > MAX_IMBALANCE:
+        yield Finding(
+            "Class imbalance",
+            "warning",
+            f"{names[largest]} has {ratio:.3g} times the training images of {names[smallest]}",
+            "training weights or resamples the classes; more images of the small ones help more",
+        )
+    if small := [k for k in ascending if train[k] < MIN_TRAINED]:
+        yield Finding(
+            "Small classes",
+            "warning",
+            f"{format_count(len(small), 'class')} with fewer than {MIN_TRAINED} training images",
+            "add images, or fine-tune published weights (`weights`)",
+            tuple(Group(text=f"{names[k]}: {train[k]}") for k in small),
+        )
+
+
+def check_split_sizes(sizes: list[int]) -> Iterator[Finding]:
     small = [
-        f"{count(number, 'image')} in {split}" for split, number in found if 0 < number < SCORED
+        f"{format_count(size, 'image')} in {split}"
+        for split, size in zip(SPLITS[1:], sizes[1:], strict=True)
+        if 0 < size < MIN_EVALUATED
     ]
     if small:
         yield Finding(
             "Small splits",
-            "warn",
+            "warning",
             ", ".join(small),
-            "add images if you can: 80 % of 50 may mean 67 to 89 %",
+            "add images if you can: 80 % of 50 images has a 95 % interval of 67 to 89 %",
         )
 
 
-def about_pictures(examination: Examination) -> Iterator[Finding]:
-    rows = examination.rows
-    if len(items := examination.items("constant")):
+def check_properties(scan: Scan) -> Iterator[Finding]:
+    """Single colours, wrong file extensions, extreme aspect ratios and unusual formats."""
+    rows = scan.rows
+    if len(items := scan.items("constant")):
         yield Finding(
-            "One colour",
-            "warn",
-            f"{count(len(items), 'picture')} without anything to see",
-            "remove them, unless nothing is what the class looks like",
-            [Group((item,)) for item in items.tolist()],
+            "Constant images",
+            "warning",
+            f"{format_count(len(items), 'image')} of a single colour",
+            "remove them, unless the class really looks like that",
+            tuple(Group((item,)) for item in items.tolist()),
         )
-    if len(items := examination.items("misnamed")):
+    if len(items := scan.items("misnamed")):
         yield Finding(
-            "Wrong names",
+            "Wrong extensions",
             "note",
-            f"{count(len(items), 'file')} of another kind than the name says",
-            "here the content decides; rename them for other programs",
-            [Group((item,), f"is {KINDS[rows['kind'][item]]}") for item in items.tolist()],
+            f"{format_count(len(items), 'file')} of another format than the extension says",
+            "Vitrail detects the format from the content; rename them for other programs",
+            tuple(Group((item,), f"is {FORMATS[rows['format'][item]]}") for item in items.tolist()),
         )
-    short, long = (
-        np.minimum(rows["height"], rows["width"]),
-        np.maximum(rows["height"], rows["width"]),
-    )
-    if len(items := np.flatnonzero(long > LONG * short)):
+    short = np.minimum(rows["height"], rows["width"])
+    long = np.maximum(rows["height"], rows["width"])
+    if len(items := np.flatnonzero(long > MAX_ASPECT * short)):
         yield Finding(
-            "Long",
+            "Extreme aspect ratios",
             "note",
-            f"{count(len(items), 'picture')} with sides of more than 1 : {LONG}",
-            "the model sees a square from the middle; cut out what matters",
-            [Group((k,), f"{rows['width'][k]} x {rows['height'][k]}") for k in items.tolist()],
+            f"{format_count(len(items), 'image')} with an aspect ratio beyond {MAX_ASPECT} : 1",
+            "the model receives a square crop of the centre; crop them to what matters",
+            tuple(Group((k,), f"{rows['width'][k]} x {rows['height'][k]}") for k in items.tolist()),
         )
-    for trait, meaning in ODD.items():
-        if len(items := examination.items(trait)):
+    for flag, (name, treatment) in UNUSUAL.items():
+        if len(items := scan.items(flag)):
             yield Finding(
-                trait[0].upper() + trait[1:],
+                name,
                 "note",
-                f"{count(len(items), 'file')}, {meaning}",
-                "",
-                [Group((item,)) for item in items.tolist()],
+                f"{format_count(len(items), 'file')}, {treatment}",
+                groups=tuple(Group((item,)) for item in items.tolist()),
             )
 
 
-def about_ignored(examination: Examination) -> Iterator[Finding]:
-    if ignored := examination.source.ignored:
+def check_ignored(scan: Scan) -> Iterator[Finding]:
+    if ignored := scan.source.ignored:
         yield Finding(
-            "Left out",
+            "Ignored files",
             "note",
-            f"{count(len(ignored), 'file')} beside the images",
-            "if they should be part of the set, give them the name and place of an image",
-            [Group(words=f"{path}: {why}") for path, why in ignored.items()],
+            f"{format_count(len(ignored), 'file')} beside the images",
+            "to include one, give it the extension of an image and put it into a class folder",
+            tuple(Group(text=f"{path}: {why}") for path, why in ignored.items()),
         )
-
-
-def plain(judgement: Judgement) -> dict[str, Any]:
-    """What `check --json` prints, without the plan."""
-    seen, copies, counts = judgement.examination, judgement.copies, judgement.counts
-    source, names, rows = seen.source, seen.source.classes, seen.rows
-    height, width = judgement.sides
-    read = seen.items("read")
-
-    def paths(groups: Groups) -> list[list[str]]:
-        return [[source.ids[item] for item in group] for group in groups]
-
-    return {
-        "name": source.name,
-        "images": len(source),
-        "split": dict(zip(SPLITS, counts.sum(axis=0).tolist(), strict=True)),
-        "classes": dict(zip(names, counts.sum(axis=1).tolist(), strict=True)),
-        "class_splits": {
-            name: dict(zip(SPLITS, row, strict=True))
-            for name, row in zip(names, counts.tolist(), strict=True)
-        },
-        "imbalance": judgement.uneven,
-        "broken": [{"path": source.ids[item], "why": why} for item, why in seen.broken.items()],
-        "duplicates": paths(copies.duplicates),
-        "leaks": paths(copies.leaks),
-        "conflicts": paths(copies.conflicts),
-        "near_duplicates": paths(copies.near_duplicates),
-        "near_leaks": paths(copies.near_leaks),
-        "misnamed": [
-            {"path": source.ids[item], "kind": KINDS[rows["kind"][item]]}
-            for item in seen.items("misnamed").tolist()
-        ],
-        "constant": [source.ids[item] for item in seen.items("constant").tolist()],
-        "odd": {
-            trait: [source.ids[item] for item in items.tolist()]
-            for trait in ODD
-            if len(items := seen.items(trait))
-        },
-        "ignored": [{"path": path, "why": why} for path, why in source.ignored.items()],
-        "kinds": {KINDS[kind]: number for kind, number in tally(rows["kind"][read])},
-        "channels": {str(channels): number for channels, number in tally(rows["channels"][read])},
-        "short_side": spread(np.minimum(height, width)),
-        "aspect": spread(width / height),
-        "mean": list(seen.mean),
-        "std": list(seen.std),
-    }
-
-
-def tally(numbers: NDArray[Any]) -> list[tuple[Any, int]]:
-    """Each number with how often it occurs, the commonest first."""
-    return Counter(numbers.tolist()).most_common()
-
-
-def spread(numbers: NDArray[Any]) -> dict[str, float] | None:
-    """Smallest, middle and largest; None of nothing."""
-    if not len(numbers):
-        return None
-    low, middle, high = np.quantile(numbers, (0, 0.5, 1), method="nearest").tolist()
-    return {"min": low, "median": middle, "max": high}
-
-
-def count(number: int, noun: str) -> str:
-    many = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else many}"

@@ -1,4 +1,4 @@
-"""An examined data set as one HTML page that needs no network: what was found, with pictures."""
+"""The audit of a data set as one HTML page that works offline: findings with their images."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,156 +9,158 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail import __version__
-from vitrail.audit.examine import PHOTO
-from vitrail.audit.findings import SPLITS, Finding, Group, Judgement, tally
-from vitrail.data.preview import try_load
-from vitrail.display.page import evenly, templates, thumbnail, uri
-from vitrail.display.progress import bar
+from vitrail.audit.audit import Audit, count_values
+from vitrail.audit.findings import Finding, Group
+from vitrail.audit.scan import HASHED_SIDE
+from vitrail.data.preview import load_or_none
+from vitrail.data.source import SPLITS
+from vitrail.display.page import data_uri, load_templates, make_thumbnail, pick_evenly
+from vitrail.display.progress import progress_bar
 
-# What one page shows at most, so that it opens quickly however large the set is.
-LINES = 200  # files in a list
-GROUPS = 9  # pictures or groups of them in a finding
-COPIES = 4  # pictures in a group
-CLASSES = 60  # bars
-SAMPLED = 24  # classes with sample pictures
-SAMPLES = 8  # pictures of each of those
-BARS = 24  # of a histogram
+# What one page shows at most, so that it opens quickly for any data set.
+MAX_LINES = 200  # files in a list
+MAX_GROUPS = 9  # images or groups of them in a finding
+MAX_COPIES = 4  # images in a group
+MAX_CLASSES = 60  # bars
+SAMPLED_CLASSES = 24  # classes with sample images
+SAMPLES = 8  # images of each of those
+BINS = 24  # of a histogram
 
-ELSEWHERE = {
-    "Uneven": "classes",
+SECTIONS = {  # the section that shows a finding which has no images of its own
+    "Class imbalance": "classes",
     "Small splits": "classes",
     "No recipe": "plan",
-}  # what is shown in a section of its own
+}
 
 Card = dict[str, Any]
 
 
-def page(
-    judgement: Judgement,
+def render_audit(
+    audit: Audit,
     plan: Mapping[str, Any],
     augmented: bytes | None = None,
     *,
     progress: bool = True,
 ) -> str:
-    """The whole page; `plan` has settings and reasons, or an error, `augmented` is a PNG."""
-    source = judgement.examination.source
-    album = Album(judgement, progress)
-    template = templates(Path(__file__).parent).get_template("page.html")
+    """The whole page; `plan` has settings and reasons, or an error; `augmented` is a PNG."""
+    source = audit.source
+    album = AuditAlbum(audit, progress)
+    template = load_templates(Path(__file__).parent).get_template("page.html")
     return template.render(
         version=__version__,
-        photo=PHOTO,
+        hashed_side=HASHED_SIDE,
         name=source.name,
         path=source.path or "",
-        stops=[one for one in judgement.findings if one.weight == "stop"],
-        worries=[album.section(one) for one in judgement.findings if one.weight != "note"],
-        notes=[album.section(one) for one in judgement.findings if one.weight == "note"],
-        facts=facts(judgement),
-        bars=class_bars(judgement.counts, source.classes),
-        skipped=max(0, len(source.classes) - CLASSES),
-        histograms=histograms(judgement),
+        errors=audit.errors,
+        problems=[album.section(one) for one in audit.findings if one.severity != "note"],
+        notes=[album.section(one) for one in audit.findings if one.severity == "note"],
+        summary=summarise_audit(audit),
+        bars=class_bars(audit.counts, source.classes),
+        skipped=max(0, len(source.classes) - MAX_CLASSES),
+        histograms=size_histograms(audit),
         samples=album.samples(),
-        augmented=uri(augmented, "png") if augmented else None,
+        augmented=data_uri(augmented, "png") if augmented else None,
         plan=plan,
         settings=json.dumps(plan.get("settings", {}), indent=2),
     )
 
 
-class Album:
-    """Makes the cards of a page, reading again only the images that it shows."""
+class AuditAlbum:
+    """The thumbnails of a page; reads only the images that it shows."""
 
-    def __init__(self, judgement: Judgement, progress: bool):
-        self.examination, self.source = judgement.examination, judgement.examination.source
-        self.made: dict[int, Card] = {}
-        groups = [group for finding in judgement.findings for group in drawn(finding)]
-        wanted = {item: None for group in groups for item in group.items[:COPIES]}
-        wanted |= {item: None for _, items in self.chosen() for item in items}
-        with bar("drawing pictures", len(wanted), show=progress) as advance:
-            for item in wanted:
-                self.made[item] = self.card(item)
+    def __init__(self, audit: Audit, progress: bool):
+        self.scan, self.source = audit.scan, audit.source
+        self.cards: dict[int, Card] = {}
+        groups = [group for finding in audit.findings for group in groups_with_images(finding)]
+        shown = {item: None for group in groups for item in group.items[:MAX_COPIES]}
+        shown |= {item: None for _, items in self.sample_classes() for item in items}
+        with progress_bar("creating thumbnails", len(shown), show=progress) as advance:
+            for item in shown:
+                self.cards[item] = self.card(item)
                 advance(1)
 
     def card(self, item: int) -> Card:
-        row = self.examination.rows[item]
+        row = self.scan.rows[item]
         return {
             "path": self.source.ids[item],
             "split": str(self.source.splits[item]),
             "label": self.source.classes[self.source.labels[item]],
             "size": f"{row['width']} x {row['height']}",
-            **thumbnail(try_load(self.source, item)),
+            **make_thumbnail(load_or_none(self.source, item)),
         }
 
     def section(self, finding: Finding) -> Card:
-        pictures = drawn(finding)
-        lines = [] if pictures else [self.line(group) for group in finding.groups[:LINES]]
+        """What the template shows of a finding: images, or else lines of text."""
+        with_images = groups_with_images(finding)
+        lines = [] if with_images else [self.line(one) for one in finding.groups[:MAX_LINES]]
         groups = [
             {
-                "cards": [self.made[item] for item in group.items[:COPIES]],
-                "more": max(0, len(group.items) - COPIES),
-                "words": group.words,
+                "cards": [self.cards[item] for item in group.items[:MAX_COPIES]],
+                "more": max(0, len(group.items) - MAX_COPIES),
+                "text": group.text,
             }
-            for group in pictures
+            for group in with_images
         ]
         return {
             "finding": finding,
-            "anchor": ELSEWHERE.get(finding.name, finding.name.lower().replace(" ", "-")),
+            "anchor": SECTIONS.get(finding.name, finding.name.lower().replace(" ", "-")),
             "lines": lines,
             "groups": groups,
-            "paired": any(len(group.items) > 1 for group in pictures),
+            "paired": any(len(group.items) > 1 for group in with_images),
             "more": len(finding.groups) - len(lines) - len(groups),
         }
 
     def line(self, group: Group) -> tuple[str, str]:
-        """What it is about, and what is said of it."""
+        """A path or class, and the text about it."""
         if group.items:
-            return self.source.ids[group.items[0]], group.words
-        name, _, words = group.words.rpartition(": ")
-        return name, words
+            return self.source.ids[group.items[0]], group.text
+        name, _, text = group.text.rpartition(": ")
+        return name, text
 
     def samples(self) -> list[Card]:
         return [
-            {"name": name, "cards": [self.made[item] for item in items]}
-            for name, items in self.chosen()
+            {"name": name, "cards": [self.cards[item] for item in items]}
+            for name, items in self.sample_classes()
         ]
 
-    def chosen(self) -> Iterator[tuple[str, list[int]]]:
-        """Some classes, evenly spread, and some of the images of each."""
-        read = np.zeros(len(self.source), bool)
-        read[self.examination.items("read")] = True
-        for label in evenly(np.arange(len(self.source.classes)), SAMPLED):
-            items = np.flatnonzero(read & (self.source.labels == label))
+    def sample_classes(self) -> Iterator[tuple[str, list[int]]]:
+        """Some classes and some readable images of each, picked evenly."""
+        readable = np.zeros(len(self.source), bool)
+        readable[self.scan.items("read")] = True
+        for label in pick_evenly(np.arange(len(self.source.classes)), SAMPLED_CLASSES):
+            items = np.flatnonzero(readable & (self.source.labels == label))
             if len(items):
-                yield self.source.classes[label], evenly(items, SAMPLES)
+                yield self.source.classes[label], pick_evenly(items, SAMPLES)
 
 
-def drawn(finding: Finding) -> list[Group]:
-    """The groups of which pictures are shown; broken images have none."""
-    if finding.name == "Broken":
+def groups_with_images(finding: Finding) -> list[Group]:
+    """The groups whose images are shown; broken images cannot be."""
+    if finding.name == "Broken images":
         return []
-    return [group for group in finding.groups if group.items][:GROUPS]
+    return [group for group in finding.groups if group.items][:MAX_GROUPS]
 
 
-def facts(judgement: Judgement) -> list[tuple[str, str]]:
-    """The numbers at the top."""
-    seen = judgement.examination
-    splits = judgement.counts.sum(axis=0).tolist()
-    channels = {1: "grey", 3: "colour"}
-    found = tally(seen.rows["channels"][seen.items("read")])
-    told = [
-        ("images", f"{len(seen.source):,}"),
-        ("classes", f"{len(seen.source.classes):,}"),
-        ("train / val / test", " / ".join(f"{number:,}" for number in splits)),
-        ("size", common_size(judgement)),
-        ("channels", ", ".join(channels.get(k, f"{k} channels") for k, _ in found) or "none"),
+def summarise_audit(audit: Audit) -> list[tuple[str, str]]:
+    """The numbers at the top of the page and of the terminal's output."""
+    scan = audit.scan
+    names = {1: "grey", 3: "colour"}
+    channels = count_values(scan.rows["channels"][scan.items("read")])
+    summary = [
+        ("images", f"{audit.images:,}"),
+        ("classes", f"{len(audit.classes):,}"),
+        ("train / val / test", " / ".join(f"{count:,}" for count in audit.split.values())),
+        ("size", describe_sizes(audit)),
+        ("channels", ", ".join(names.get(k, f"{k} channels") for k, _ in channels) or "none"),
     ]
-    if seen.mean:
-        told.append(("mean", " ".join(f"{number:.3f}" for number in seen.mean[:4])))
-        told.append(("std", " ".join(f"{number:.3f}" for number in seen.std[:4])))
-    return told
+    if scan.mean:
+        summary.append(("mean", " ".join(f"{value:.3f}" for value in scan.mean[:4])))
+        summary.append(("std", " ".join(f"{value:.3f}" for value in scan.std[:4])))
+    return summary
 
 
-def common_size(judgement: Judgement) -> str:
-    """The one size of all pictures, or the middle and the range of their short sides."""
-    height, width = judgement.sides
+def describe_sizes(audit: Audit) -> str:
+    """The size of all images if it is the same, else the range of their short sides."""
+    height, width = audit.scan.sides
     if not len(height):
         return "none"
     if (height == height[0]).all() and (width == width[0]).all():
@@ -171,15 +173,15 @@ def class_bars(counts: NDArray[np.int64], names: Sequence[str]) -> list[Card]:
     """A bar for each class, largest first; of many classes the largest and the smallest."""
     total = counts.sum(axis=1)
     order = np.argsort(-total, kind="stable").tolist()
-    if len(order) > CLASSES:
-        order = order[: CLASSES // 2] + order[-CLASSES // 2 :]
-    most = max(1, int(total.max()))
+    if len(order) > MAX_CLASSES:
+        order = order[: MAX_CLASSES // 2] + order[-MAX_CLASSES // 2 :]
+    largest = max(1, int(total.max()))
     return [
         {
             "name": names[k],
             "total": int(total[k]),
             "parts": [
-                (split, int(number), 100 * int(number) / most)
+                (split, int(number), 100 * int(number) / largest)
                 for split, number in zip(SPLITS, counts[k], strict=True)
             ],
         }
@@ -187,31 +189,31 @@ def class_bars(counts: NDArray[np.int64], names: Sequence[str]) -> list[Card]:
     ]
 
 
-def histograms(judgement: Judgement) -> list[Card]:
-    """Short sides and proportions, where they are not all the same."""
-    height, width = judgement.sides
-    told = (
+def size_histograms(audit: Audit) -> list[Card]:
+    """Histograms of short sides and aspect ratios, unless all images have the same."""
+    height, width = audit.scan.sides
+    quantities = (
         ("short side in pixels", np.minimum(height, width), "{:.0f}"),
-        ("width : height", width / height if len(width) else width, "{:.2g}"),
+        ("aspect ratio (width / height)", width / height if len(width) else width, "{:.2g}"),
     )
     return [
-        histogram(title, numbers, form)
-        for title, numbers, form in told
-        if len(numbers) and numbers.min() < numbers.max()
+        log_histogram(title, values, form)
+        for title, values, form in quantities
+        if len(values) and values.min() < values.max()
     ]
 
 
-def histogram(title: str, numbers: NDArray[Any], form: str) -> Card:
-    """Bars of equal ratio, since twice as large matters the same at every size."""
-    low, high = float(numbers.min()), float(numbers.max())
-    edges = np.geomspace(low, high, BARS + 1)
+def log_histogram(title: str, values: NDArray[Any], form: str) -> Card:
+    """A histogram with logarithmic bins: a factor of two is equally wide at every size."""
+    low, high = float(values.min()), float(values.max())
+    edges = np.geomspace(low, high, BINS + 1)
     edges[0], edges[-1] = low, high
-    heights, _ = np.histogram(numbers, edges)
+    counts, _ = np.histogram(values, edges)
     return {
         "title": title,
-        "ends": (form.format(low), form.format(float(np.median(numbers))), form.format(high)),
+        "ends": (form.format(low), form.format(float(np.median(values))), form.format(high)),
         "bars": [
-            (100 * int(number) / int(heights.max()), int(number), form.format(a), form.format(b))
-            for number, a, b in zip(heights, edges[:-1], edges[1:], strict=True)
+            (100 * int(count) / int(counts.max()), int(count), form.format(a), form.format(b))
+            for count, a, b in zip(counts, edges[:-1], edges[1:], strict=True)
         ],
     }

@@ -1,1 +1,4 @@
-"""The command line: one file per verb."""
+"""The command line: one file per verb.
+
+Imports audit, data, display, heads, insight, model, run, training, tuning, zoo.
+"""

@@ -1,69 +1,63 @@
-"""`vitrail datasets`: the built-in sets, and which of them are here."""
+"""`vitrail datasets`: lists the built-in data sets."""
 
 import json as as_json
+from typing import TYPE_CHECKING
 
-from vitrail.data.sources.catalogue import SETS, Builtin, present
-from vitrail.data.sources.places import data_folder
+import vitrail
+from vitrail.cli.flags import Switch
+
+if TYPE_CHECKING:
+    from vitrail.data.sources.catalogue import DatasetInfo
 
 
-def datasets(json: bool = False) -> None:
-    """List the data sets that go by a name, and which of them are present.
+def datasets(*, json: Switch = False) -> None:
+    """List built-in data sets.
 
     Args:
-        json: print one JSON document instead of a table
+        json: print one JSON document
     """
-    rows = [row(name, known) for name, known in SETS.items()]
+    infos = vitrail.datasets()
     if json:
-        print(as_json.dumps(rows, indent=1))
+        print(as_json.dumps([info.to_dict() for info in infos], indent=1))
     else:
-        show(rows)
+        print_datasets(infos)
 
 
-def row(name: str, known: Builtin) -> dict[str, object]:
-    return {
-        "name": name,
-        "classes": len(known.classes),
-        "train": known.train,
-        "test": known.test,
-        "image": known.image,
-        "channels": known.channels,
-        "present": present(name),
-        "verified": known.verified,
-    }
-
-
-def show(rows: list[dict[str, object]]) -> None:
+def print_datasets(infos: "list[DatasetInfo]") -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from vitrail.data.sources.places import data_folder
 
     table = Table(box=None, header_style="bold")
     table.add_column("name", no_wrap=True)
     for column in ("classes", "train", "test", "pixels", "channels"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("here", no_wrap=True)
+    table.add_column("present", no_wrap=True)
     table.add_column("download", no_wrap=True)
-    for entry in rows:
-        table.add_row(*cells(entry))
+    for info in infos:
+        table.add_row(*format_dataset(info))
     console = Console()
     console.print(table)
     console.print(
-        f"\nLooked for in {data_folder()} (VITRAIL_DATA), and downloaded to it.\n"
-        "unverified: never tried by who wrote this; the checksum is the published one.\n"
-        "imagenet10 is cut out of an ImageNet of yours.",
+        f"\nData sets are looked up in {data_folder()} and downloaded to it; the environment "
+        "variable VITRAIL_DATA changes it.\n"
+        "unverified: the download was never tried; its published checksum is compared.\n"
+        "imagenet10 is a subset of your own copy of ImageNet.",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def cells(entry: dict[str, object]) -> list[str]:
-    known = SETS[str(entry["name"])]
-    source = "unverified" if known.downloads else "none"
-    numbers = [f"{entry[key]:,}" for key in ("classes", "train", "test")]
+def format_dataset(info: "DatasetInfo") -> list[str]:
+    from vitrail.data.sources.catalogue import DATASETS
+
+    download = "unverified" if DATASETS[info.name].downloads else "none"
     return [
-        str(entry["name"]),
-        *numbers,
-        "varies" if entry["image"] is None else str(entry["image"]),
-        str(entry["channels"]),
-        "yes" if entry["present"] else "no",
-        "not needed" if entry["verified"] else source,
+        info.name,
+        *(f"{number:,}" for number in (info.classes, info.train, info.test)),
+        "varies" if info.image is None else str(info.image),
+        str(info.channels),
+        "yes" if info.present else "no",
+        "not needed" if info.verified else download,
     ]

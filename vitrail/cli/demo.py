@@ -1,58 +1,62 @@
-"""`vitrail demo`: a ViT trained on handwritten digits in about a minute, without network."""
+"""`vitrail demo`: trains a small ViT on handwritten digits, without network."""
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitrail.cli.train import tell
+import vitrail
+from vitrail.cli.flags import OptionalPath, Switch
+from vitrail.cli.train import print_results
 
-SHADES = " .:-=+*#%@"
+if TYPE_CHECKING:
+    from vitrail.run.classifier import Classifier
+
+SHADES = " .:-=+*#%@"  # from black to white
+DIGITS_SHOWN = 6
 
 
 def demo(
     *,
-    minutes: float = 1.0,
-    seed: int = 0,
-    out: Path | None = None,
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    minutes: Annotated[float, tyro.conf.arg(metavar="FLOAT")] = 1.0,
+    seed: Annotated[int, tyro.conf.arg(metavar="INT")] = 0,
+    out: OptionalPath = None,
+    json: Switch = False,
 ) -> None:
-    """Train on handwritten digits and look at what was learned.
+    """Train a small ViT on handwritten digits.
+
+    Needs no network, and about a minute on two CPU cores.
 
     Args:
-        minutes: time until the results are there
-        seed: of weights, order and augmentation
-        out: run folder, by default runs/digits-1, -2, ...
-        json: print the final numbers as one JSON document
+        minutes: total time, including evaluation and report
+        seed: random seed of initialisation, data order and augmentation
+        out: run folder (default: runs/digits-1, runs/digits-2, ...)
+        json: print the results as one JSON document
     """
     from vitrail.cli.main import STARTED
-    from vitrail.run import run
 
-    done = run.train("digits", out=out, minutes=minutes, seed=seed, began=STARTED)
-    tell(done.metrics, json)
+    run = vitrail.train("digits", out=out, minutes=minutes, seed=seed, started=STARTED)
+    print_results(run.metrics, json)
     if not json:
-        draw(done.folder)
+        print_digits(run.classifier)
 
 
-def draw(folder: Path) -> None:
-    """A few test digits, and what the model calls them."""
-    from vitrail.data.open import open_data
-    from vitrail.data.source import indices
-    from vitrail.run.classifier import load
+def print_digits(classifier: "Classifier") -> None:
+    """A few test digits with their predicted and their true class."""
+    from vitrail.data.source import split_indices
 
-    source, classifier = open_data("digits"), load(folder)
-    some = [source[index] for index in indices(source, "test")[:6].tolist()]
-    found = classifier.predict([item.content for item in some])
-    rows = [picture(item.content) for item in some]
-    for lines in zip(*rows, strict=True):
+    source = vitrail.open_data("digits")
+    items = [source[index] for index in split_indices(source, "test")[:DIGITS_SHOWN].tolist()]
+    predictions = classifier.predict([item.content for item in items])
+    drawings = [draw_digit(item.content) for item in items]
+    for lines in zip(*drawings, strict=True):
         print("   ".join(lines))
-    told = [f"{one.label} ({one.probability:.0%})" for one in found]
-    print("   ".join(f"{words:<16}" for words in told))
-    truth = [f"is a {classifier.classes[item.label]}" for item in some]
-    print("   ".join(f"{words:<16}" for words in truth))
+    predicted = [f"{one.label} ({one.probability:.0%})" for one in predictions]
+    truth = [f"true {classifier.classes[item.label]}" for item in items]
+    for texts in (predicted, truth):
+        print("   ".join(f"{text:<16}" for text in texts))
 
 
-def picture(pixels: Any) -> list[str]:
-    """An 8 x 8 digit in characters, two for each pixel."""
+def draw_digit(pixels: Any) -> list[str]:
+    """An 8 x 8 digit as lines of characters, two for each pixel."""
     levels = pixels[:, :, 0].astype(int) * (len(SHADES) - 1) // 255
     return ["".join(2 * SHADES[level] for level in row) for row in levels]

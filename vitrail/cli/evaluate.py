@@ -1,122 +1,139 @@
-"""`vitrail evaluate`: how good a model is, and how sure that number is."""
+"""`vitrail evaluate`: measures accuracy and calibration on labelled images."""
 
 import json as as_json
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-import tyro
+from vitrail.cli.flags import (
+    NO_COLUMNS,
+    NO_VIT,
+    BatchSize,
+    ColumnNames,
+    Data,
+    Device,
+    HeadFile,
+    LoadedVit,
+    Model,
+    Normalisation,
+    Raw,
+    SkipBroken,
+    Switch,
+    given_settings,
+    unset,
+)
+from vitrail.cli.predict import load_classifier
 
-from vitrail.cli.flags import COLUMNS, Names, SkipBroken, Vit, changes
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Split: TypeAlias = Annotated[Literal["train", "val", "test", "all"] | None, unset()]
+
+CLASSES_SHOWN = 20  # those with the lowest F1
+CONFUSION_SHOWN = 12  # classes up to which the whole matrix fits a terminal
+PAIRS_SHOWN = 10  # most confused pairs, where the matrix does not fit
+ERRORS_SHOWN = 5
 
 
 def evaluate(
-    model: Annotated[str, tyro.conf.Positional],
-    data: Annotated[str, tyro.conf.Positional],
+    model: Model,
+    data: Data,
     *,
-    split: Literal["train", "val", "test", "all"] | None = None,
-    batch: int = 64,
-    head: Path | None = None,
-    device: str = "auto",
+    split: Split = None,
+    raw: Raw = False,
+    batch: BatchSize = 64,
+    head: HeadFile = None,
+    device: Device = "auto",
     skip_broken: SkipBroken = False,
-    preprocess: Literal["half", "imagenet", "clip"] | None = None,
-    vit: Vit = Vit(),  # noqa: B008
-    columns: Annotated[Names, COLUMNS] = Names(),  # noqa: B008
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    preprocess: Normalisation = None,
+    json: Switch = False,
+    columns: ColumnNames = NO_COLUMNS,
+    vit: LoadedVit = NO_VIT,
 ) -> None:
-    """Measure a model on labelled images.
+    """Evaluate a model on labelled images.
+
+    Measures accuracy with its confidence interval, precision and recall per class, the confusion
+    matrix, and calibration.
 
     Args:
-        model: run folder, model file, or any weights that can be read
-        data: folder, table, shards or built-in name
-        split: part to judge; by default test images, or all where there is no split
-        batch: images at once
-        head: file that `vitrail head` made for this model, or the folder that holds it
-        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
-        skip_broken: go on without images that cannot be read
-        preprocess: mean and deviation that foreign weights expect, if their file does not say
-        vit: the model at another image size, or what foreign weights do not say of themselves
-        columns: what the columns of a table are called, by default as in training
+        split: split to evaluate on (default: test, or all images if the data has no splits)
         json: print one JSON document
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from vitrail.data.source import indices
-    from vitrail.run.classifier import load
-    from vitrail.run.head import load_with_head
-    from vitrail.run.scores import evaluate, open_for
-
-    hints = {"preprocess": preprocess, "vit": changes(vit)}
-    if head is None:
-        classifier = load(model, device=device, **hints)
-    else:
-        classifier = load_with_head(model, head, device=device, **hints)
-    source, part = open_for(classifier, data, split, changes(columns))
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("evaluating", total=len(indices(source, part)))
-        numbers = evaluate(
-            classifier,
-            source,
-            part,
-            batch=batch,
-            skip_broken=skip_broken,
-            progress=lambda images: bar.advance(task, images),
-        )
+    evaluation = load_classifier(model, head, device, preprocess, vit).evaluate(
+        data,
+        split=split,
+        batch=batch,
+        skip_broken=skip_broken,
+        columns=given_settings(columns),
+        raw=raw,
+    )
     if json:
-        print(as_json.dumps(numbers, indent=1))
+        print(as_json.dumps(evaluation.to_dict(), indent=1))
     else:
-        show(numbers)
+        print_evaluation(evaluation.to_dict(), raw=raw)
 
 
-def show(numbers: dict[str, Any]) -> None:
+def print_evaluation(document: dict[str, Any], *, raw: bool = False) -> None:
+    """The document that `--json` prints, as tables."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     from vitrail.display.text import printable
 
     console = Console(highlight=False)
-    low, high = numbers["interval"]
+    low, high = document["interval"]
     console.print(
-        f"accuracy [bold]{numbers['accuracy']:.1%}[/], 95 % interval {low:.1%} to {high:.1%}, "
-        f"on {numbers['images']} images ({numbers['split']})"
+        f"accuracy [bold]{document['accuracy']:.1%}[/], 95 % interval {low:.1%} to {high:.1%}, "
+        f"on {document['images']:,} images ({document['split']})"
     )
-    heat = "not fitted" if numbers["temperature"] is None else f"{numbers['temperature']:.2f}"
     console.print(
-        f"top-5 {numbers['top5']:.1%}   log-loss {numbers['log_loss']:.3f}   "
-        f"calibration error {numbers['ece']:.3f}   temperature {heat}"
+        f"top-5 accuracy {document['top5']:.1%}, log-loss {document['log_loss']:.3f}, "
+        f"calibration error (ECE) {document['ece']:.3f}"
     )
-    present = {name: score for name, score in numbers["per_class"].items() if score["count"]}
-    worst = sorted(present.items(), key=lambda pair: pair[1]["f1"])[:20]
-    table = Table(box=None, header_style="bold", title_justify="left")
-    for column in ("class", "precision", "recall", "f1", "images"):
-        table.add_column(column, justify="left" if column == "class" else "right")
-    for name, score in worst:
-        rates = (f"{score[key]:.3f}" for key in ("precision", "recall", "f1"))
-        table.add_row(Text(printable(name)), *rates, str(score["count"]))
-    if len(present) > len(worst):
-        console.print(f"the {len(worst)} worst of {len(present)} classes:")
-    console.print(table)
-    show_confusion(console, numbers)
-    if numbers["mistakes"]:
-        console.print("most confident mistakes:")
-        for one in numbers["mistakes"][:5]:
-            sure = f"{one['predicted']} ({one['probability']:.0%})"
-            line = printable(f"{one['path']}: {one['label']} taken for {sure}")
+    console.print(describe_temperature(document["temperature"], raw))
+    print_class_scores(console, document)
+    print_confusion(console, document)
+    if document["mistakes"]:
+        console.print("most confident errors:")
+        for one in document["mistakes"][:ERRORS_SHOWN]:
+            guess = f"{one['predicted']} ({one['probability']:.0%})"
+            line = printable(f"{one['path']}: {one['label']} predicted as {guess}")
             console.print(f"  {line}", markup=False)
 
 
-def show_confusion(console: Any, numbers: dict[str, Any]) -> None:
-    """The matrix where it fits the screen; else the pairs that are confused most."""
+def describe_temperature(temperature: float | None, raw: bool) -> str:
+    if temperature is None:
+        return "temperature not fitted"
+    return f"temperature {temperature:.2f}{' (not applied: --raw)' if raw else ''}"
+
+
+def print_class_scores(console: "Console", document: dict[str, Any]) -> None:
+    """Precision, recall and F1 of the classes with the lowest F1."""
     from rich.table import Table
     from rich.text import Text
 
     from vitrail.display.text import printable
 
-    classes, confusion = [printable(name) for name in numbers["classes"]], numbers["confusion"]
-    if len(classes) <= 12:
-        console.print("true class down, predicted across:")
+    present = {name: score for name, score in document["per_class"].items() if score["count"]}
+    lowest = sorted(present.items(), key=lambda pair: pair[1]["f1"])[:CLASSES_SHOWN]
+    table = Table(box=None, header_style="bold", title_justify="left")
+    for column in ("class", "precision", "recall", "F1", "images"):
+        table.add_column(column, justify="left" if column == "class" else "right")
+    for name, score in lowest:
+        rates = (f"{score[key]:.3f}" for key in ("precision", "recall", "f1"))
+        table.add_row(Text(printable(name)), *rates, str(score["count"]))
+    if len(present) > len(lowest):
+        console.print(f"the {len(lowest)} of {len(present)} classes with the lowest F1:")
+    console.print(table)
+
+
+def print_confusion(console: "Console", document: dict[str, Any]) -> None:
+    """The confusion matrix where it fits the terminal, otherwise the most confused pairs."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from vitrail.display.text import printable
+
+    classes, confusion = [printable(name) for name in document["classes"]], document["confusion"]
+    if len(classes) <= CONFUSION_SHOWN:
+        console.print("confusion matrix (rows: true class, columns: predicted class):")
         table = Table(box=None, header_style="bold")
         table.add_column("")
         for name in classes:
@@ -132,5 +149,5 @@ def show_confusion(console: Any, numbers: dict[str, Any]) -> None:
         if i != j and count
     ]
     console.print("most confused:")
-    for count, true, predicted in sorted(pairs, reverse=True)[:10]:
-        console.print(f"  {true} taken for {predicted}: {count}", markup=False)
+    for count, true, predicted in sorted(pairs, reverse=True)[:PAIRS_SHOWN]:
+        console.print(f"  {true} predicted as {predicted}: {count}", markup=False)

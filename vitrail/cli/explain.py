@@ -1,4 +1,4 @@
-"""`vitrail explain`: where a model looks, why it says what it says, and what it learned."""
+"""`vitrail explain`: draws where a model attends and which patches decide its prediction."""
 
 import json as as_json
 import logging
@@ -6,14 +6,25 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-import tyro
-
-from vitrail.cli.flags import Vit, changes
-from vitrail.cli.predict import Result, paths
+import vitrail
+from vitrail.cli.flags import (
+    NO_VIT,
+    Device,
+    LoadedVit,
+    Model,
+    Normalisation,
+    OptionalImages,
+    OptionalPath,
+    Raw,
+    Switch,
+    given_settings,
+    unset,
+)
+from vitrail.cli.predict import Result, find_images
 from vitrail.errors import UserError
-from vitrail.files import fresh_folder
+from vitrail.insight.methods import BEST, METHODS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,223 +35,234 @@ if TYPE_CHECKING:
     from vitrail.insight.explanation import Explanation
     from vitrail.run.classifier import Classifier
 
+    Method: TypeAlias = str
+else:
+    Method = Literal[(BEST, *METHODS)]
+
 log = logging.getLogger(__name__)
 
 PAGE = "index.html"
-SAMPLE = 32  # images that tell what a model learned
+SAMPLE_SIZE = 32  # images that attention distances and token norms are averaged over
+NAME_LENGTH = 80  # characters of a folder's name
 
-Method = Literal["best", "relevance", "gradient-rollout", "rollout", "attention", "occlusion"]
+Numbers: TypeAlias = Annotated[tuple[int, ...] | None, unset(metavar="INT [INT ...]")]
 
 
 def explain(
-    model: Annotated[str, tyro.conf.Positional],
-    images: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    model: Model,
+    images: OptionalImages = (),
     *,
-    out: Path | None = None,
-    target: Annotated[str | None, tyro.conf.arg(name="class", metavar="NAME|INDEX")] = None,
-    method: Method = "best",
-    occlusion: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    layers: tuple[int, ...] | None = None,
-    heads: tuple[int, ...] | None = None,
-    learned: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    npz: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    device: str = "auto",
-    preprocess: Literal["half", "imagenet", "clip"] | None = None,
-    vit: Vit = Vit(),  # noqa: B008
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    out: OptionalPath = None,
+    target: Annotated[str | None, unset(name="class", metavar="NAME|INDEX")] = None,
+    method: Method = BEST,
+    occlusion: Switch = False,
+    layers: Numbers = None,
+    heads: Numbers = None,
+    raw: Raw = False,
+    learned: Switch = False,
+    npz: Switch = False,
+    device: Device = "auto",
+    preprocess: Normalisation = None,
+    json: Switch = False,
+    vit: LoadedVit = NO_VIT,
 ) -> None:
-    """Draw where a model looks and why, or, without images, what it learned.
+    """Explain predictions with attention and relevance maps.
 
-    For each image a folder with its overview and single pictures, and one page for all to move
-    about in. Without images: positions, filters, how far and how widely heads look, tokens.
+    Writes a folder of figures for each image and one interactive page for all. Without images,
+    draws what the model learned: position embeddings, patch filters, attention distances, tokens.
 
     Args:
-        model: run folder, model file, or any weights that can be read
-        images: files, folders (with all images below them), or - for paths on stdin, one a line
-        out: folder to write to, new or empty; by default explained/<model>-1, -2, ...
-        target: class to explain instead of the most likely one: why not this?
-        method: large in the overview; best is the most faithful quick one on the image
-        occlusion: judge occlusion too, the slow method
-        layers: that are drawn, counted from 0, or from -1 down
-        heads: that are drawn, counted from 0, or from -1 down
-        learned: draw what the model learned too, by these images
-        npz: write the arrays too
-        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
-        preprocess: mean and deviation that foreign weights expect, if their file does not say
-        vit: the model at another image size, or what foreign weights do not say of themselves
-        json: print one JSON line for each image
+        out: new or empty folder to write to (default: explained/MODEL-1, explained/MODEL-2, ...)
+        target: class to explain instead of the predicted one
+        method: method of the main map; best is the most faithful fast one for the image
+        occlusion: also compute occlusion, which is slow
+        layers: layers to draw, counted from 0, or from the end as -1, -2 (default: a selection)
+        heads: attention heads to draw, counted likewise (default: all)
+        learned: also draw what the model learned, measured on the given images
+        npz: also write the arrays as .npz
+        json: print one JSON line per image
     """
-    from vitrail.run.classifier import load
+    from vitrail.files import create_output_folder
 
-    refused: list[Result] = []
-    files = list(paths(images, refused))
-    if refused and not files:
-        raise UserError(f"{refused[0][0]}: {refused[0][1]}")
-    classifier = load(model, device=device, preprocess=preprocess, vit=changes(vit))
-    wishes: dict[str, Any] = {"target": None if target is None else classifier.index(target)}
-    wishes |= {"method": method, "occlusion": occlusion, "layers": layers, "heads": heads}
-    folder = fresh_folder(out, usual_folder(model))
+    unreadable: list[Result] = []
+    paths = list(find_images(images, unreadable))
+    if unreadable and not paths:
+        raise UserError(f"{unreadable[0][0]}: {unreadable[0][1]}")
+    classifier = vitrail.load(model, device=device, preprocess=preprocess, vit=given_settings(vit))
+    options: dict[str, Any] = {"target": None if target is None else classifier.index(target)}
+    options |= {"method": method, "occlusion": occlusion, "layers": layers, "heads": heads}
+    folder = create_output_folder(out, default_folder(model))
     lines = []
-    if files:
-        lines += explain_all(classifier, files, folder, wishes, npz)
-        lines += [{"path": path, "error": str(error)} for path, error in refused]
-    if learned or not files:
-        lines.append({"model": model, "files": draw_learned(classifier, files, folder, npz)})
+    if paths:
+        lines += explain_images(classifier, paths, folder, {**options, "raw": raw}, npz)
+        lines += [{"path": path, "error": str(error)} for path, error in unreadable]
+    if learned or not paths:
+        lines.append({"model": model, "files": draw_learned(classifier, paths, folder, npz)})
     for line in lines:
-        tell(line, json)
+        print_line(line, json)
     if any("error" in line for line in lines):
         sys.exit(1)
 
 
-def usual_folder(model: str) -> Path:
-    """Where the pictures go if nobody says; for a run, under its name."""
+def default_folder(model: str) -> Path:
+    """The folder for the figures of a model, named after its run or file."""
     path = Path(model)
     name = path.parent.name if path.stem == "model" else path.name
-    return Path("explained") / plain(name or "model")
+    return Path("explained") / safe_name(name or "model")
 
 
-def plain(name: str) -> str:
-    """A name that is safe for a folder anywhere."""
-    return re.sub(r"[^\w.-]+", "_", name).strip("._")[:80] or "image"
+def safe_name(name: str) -> str:
+    """A name that is a valid folder name on every system."""
+    return re.sub(r"[^\w.-]+", "_", name).strip("._")[:NAME_LENGTH] or "image"
 
 
-def explain_all(
-    classifier: "Classifier", paths: Sequence[str], out: Path, wishes: dict[str, Any], npz: bool
+def explain_images(
+    classifier: "Classifier", paths: Sequence[str], out: Path, options: dict[str, Any], npz: bool
 ) -> list[dict[str, Any]]:
-    """A folder for each image and a page for all; one line for each image, errors among them."""
+    """Writes a folder for each image and a page for all; returns one JSON line per image."""
     from vitrail import files
-    from vitrail.display.progress import bar
-    from vitrail.insight.looks import ROOM as FOR_ONE
-    from vitrail.insight.page import IMAGES, ROOM, page
+    from vitrail.display.progress import progress_bar
+    from vitrail.insight.explanation import explanation_page
+    from vitrail.insight.page import MAX_BYTES_PER_PAGE, MAX_IMAGES
+    from vitrail.insight.patch_attention import MAX_BYTES
 
-    room = min(FOR_ONE, ROOM // min(len(paths), IMAGES))
-    shown: list[Explanation] = []
+    max_bytes = min(MAX_BYTES, MAX_BYTES_PER_PAGE // min(len(paths), MAX_IMAGES))
+    on_page: list[Explanation] = []
     lines: list[dict[str, Any]] = []
     names: set[str] = set()
-    with bar("explaining", len(paths)) as advance:
+    with progress_bar("explaining", len(paths)) as advance:
         for path in paths:
-            read = classifier.attempt(path)
-            if isinstance(read, UserError):
-                lines.append({"path": path, "error": str(read)})
+            try:
+                classifier.predictor.load(path)
+            except UserError as error:
+                lines.append({"path": path, "error": str(error)})
             else:
-                one = classifier.explain(path, room=room, **wishes)
-                written = write(one, out / unused(plain(Path(path).stem), names), wishes, npz)
-                label, probability = one.top[0]
+                explanation = classifier.explain(path, max_bytes=max_bytes, **options)
+                folder = out / unused_name(safe_name(Path(path).stem), names)
+                written = write_figures(explanation, folder, options["layers"], npz)
+                label, probability = explanation.top[0]
                 lines.append({"path": path, "label": label, "probability": probability})
                 lines[-1]["files"] = list(map(str, written))
-                if len(shown) < IMAGES:
-                    shown.append(one)
+                if len(on_page) < MAX_IMAGES:
+                    on_page.append(explanation)
             advance(1)
-    if shown:
-        files.write(out / PAGE, page(shown))
-        if sum("files" in line for line in lines) > len(shown):
-            log.info(f"{out / PAGE} shows the first {len(shown)} images")
-    for line in [line for line in lines if "files" in line][: len(shown)]:
+    if on_page:
+        files.write_file(out / PAGE, explanation_page(on_page))
+        if sum("files" in line for line in lines) > len(on_page):
+            log.info(f"{out / PAGE} shows the first {len(on_page)} images")
+    for line in [line for line in lines if "files" in line][: len(on_page)]:
         line["files"].append(str(out / PAGE))
     return lines
 
 
-def unused(name: str, names: set[str]) -> str:
-    """The name, with a number where two images share it."""
-    number, free = 1, name
-    while free.casefold() in names:
+def unused_name(name: str, names: set[str]) -> str:
+    """The name, with a number appended if another image has it already."""
+    number, unused = 1, name
+    while unused.casefold() in names:
         number += 1
-        free = f"{name}-{number}"
-    names.add(free.casefold())
-    return free
+        unused = f"{name}-{number}"
+    names.add(unused.casefold())
+    return unused
 
 
-def write(one: "Explanation", folder: Path, wishes: dict[str, Any], npz: bool) -> list[Path]:
-    """The pictures of one image: all of them or none."""
+def write_figures(
+    explanation: "Explanation", folder: Path, layers: Sequence[int] | None, npz: bool
+) -> list[Path]:
+    """Writes all figures of one image, or none of them."""
     from vitrail import files
-    from vitrail.insight.draw import png
+    from vitrail.insight.canvas import render_png
 
-    written = {"overview.png": one.overview}
-    written |= {f"{name}.png": png(figure) for name, figure in singles(one, wishes["layers"])}
+    contents = {"overview.png": explanation.overview}
+    contents |= {
+        f"{name}.png": render_png(figure) for name, figure in draw_maps(explanation, layers)
+    }
     if npz:
-        written["arrays.npz"] = one.npz()
+        contents["arrays.npz"] = explanation.npz()
     try:
-        with files.replacing(folder) as temporary:
+        with files.atomic_write(folder) as temporary:
             temporary.mkdir()
-            for name, content in written.items():
+            for name, content in contents.items():
                 (temporary / name).write_bytes(content)
     except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}; choose another --out") from error
-    return [folder / name for name in written]
+        raise UserError(f"cannot write {folder}: {error.strerror}; choose another `out`") from error
+    return [folder / name for name in contents]
 
 
-def singles(one: "Explanation", layers: Sequence[int] | None) -> Iterator[tuple[str, "Figure"]]:
-    from vitrail.insight.draw import heads, overlay
+def draw_maps(
+    explanation: "Explanation", layers: Sequence[int] | None
+) -> Iterator[tuple[str, "Figure"]]:
+    """One figure for each method, one for all attention heads, one for each layer in `layers`."""
+    from vitrail.insight.overview import draw_heads, draw_overlay
 
-    for method in one.heats:
-        yield method, overlay(one, method)
-    yield "heads", heads(one, one.layers)
-    if layers is not None and len(one.layers) > 1:
-        for layer in one.layers:
-            yield f"layer-{layer}", heads(one, [layer])
+    for method in explanation.heatmaps:
+        yield method, draw_overlay(explanation, method)
+    yield "heads", draw_heads(explanation, explanation.layers)
+    if layers is not None and len(explanation.layers) > 1:
+        for layer in explanation.layers:
+            yield f"layer-{layer}", draw_heads(explanation, [layer])
 
 
 def draw_learned(classifier: "Classifier", paths: Sequence[str], out: Path, npz: bool) -> list[str]:
-    """What the model learned, by these images or by those that it was validated on."""
+    """Draws what the model learned, measured on these images or on its validation images."""
     from vitrail import files
-    from vitrail.insight.draw import png
-    from vitrail.insight.explanation import packed
-    from vitrail.insight.gallery import gallery
+    from vitrail.insight.arrays import pack_npz
+    from vitrail.insight.canvas import render_png
+    from vitrail.insight.gallery import draw_gallery
 
-    x, pixels = sample(classifier, paths)
+    x, pixels = load_sample(classifier, paths)
     arrays, written = {}, []
-    for picture in gallery(classifier.model, x, pixels, log.info):
-        files.write(out / f"{picture.name}.png", png(picture.figure))
+    for picture in draw_gallery(classifier.model, x, pixels, log.info):
+        files.write_file(out / f"{picture.name}.png", render_png(picture.figure))
         arrays[picture.name] = picture.array
         written.append(str(out / f"{picture.name}.png"))
     if npz:
-        files.write(out / "learned.npz", packed(arrays))
+        files.write_file(out / "learned.npz", pack_npz(arrays))
         written.append(str(out / "learned.npz"))
     return written
 
 
-def sample(
+def load_sample(
     classifier: "Classifier", paths: Sequence[str]
 ) -> tuple["Tensor | None", list["NDArray[np.uint8]"]]:
-    """Some images as the model takes them, and as people see them."""
+    """Some images as the model receives them, and as pixels to draw."""
     import torch
 
     from vitrail.data.image import load_image
-    from vitrail.data.preprocess import fit, preprocess
+    from vitrail.data.preprocess import preprocess, resize_and_crop
 
-    view, x, pixels = classifier.view, [], []
-    for content in paths or own(classifier):
+    settings, x, pixels = classifier.preprocess, [], []
+    for content in paths or validation_images(classifier):
         try:
-            image = load_image(content, view.channels)
-        except UserError:  # was told when it was to be explained
+            image = load_image(content, settings.channels)
+        except UserError:  # `explain_images` reports it
             continue
-        x.append(preprocess(view, image))
-        pixels.append(fit(view, image))
-        if len(x) == SAMPLE:
+        x.append(preprocess(settings, image))
+        pixels.append(resize_and_crop(settings, image))
+        if len(x) == SAMPLE_SIZE:
             break
     return (torch.stack(x).to(classifier.device) if x else None), pixels
 
 
-def own(classifier: "Classifier") -> Iterator[Any]:
-    """Images that the run was validated on, where they still are."""
-    from vitrail.data.source import indices
-    from vitrail.display.page import evenly
-    from vitrail.run.scores import open_for
+def validation_images(classifier: "Classifier") -> Iterator[Any]:
+    """Validation images of the run that trained the model, if they are still there."""
+    from vitrail.data.source import split_indices
+    from vitrail.display.page import pick_evenly
+    from vitrail.run.evaluate import open_evaluation_data
 
-    data = classifier.facts.get("data", {}).get("source")
+    data = classifier.metadata.get("data", {}).get("source")
     if not data:
         return
     try:
-        source, _ = open_for(classifier, data, "val")
+        source, _ = open_evaluation_data(classifier.predictor, data, "val")
     except UserError as error:
-        log.info(f"the data of this run cannot be read: {error}")
+        log.info(f"cannot read the training data of this model: {error}")
         return
-    for item in evenly(indices(source, "val"), SAMPLE):
+    for item in pick_evenly(split_indices(source, "val"), SAMPLE_SIZE):
         yield source[item].content
 
 
-def tell(line: dict[str, Any], json: bool) -> None:
-    """One line of JSON, or the same in words."""
+def print_line(line: dict[str, Any], json: bool) -> None:
+    """The result for one image, as JSON or as text."""
     from vitrail.display.text import printable
 
     if json:
@@ -249,8 +271,8 @@ def tell(line: dict[str, Any], json: bool) -> None:
         print(printable(f"error: {line['path']}: {line['error']}"), file=sys.stderr)
     elif "path" in line:
         folder = Path(line["files"][0]).parent
-        told = f"{line['path']}  {line['label']} {line['probability']:.1%}  {folder}"
-        print(printable(told))
+        text = f"{line['path']}  {line['label']} {line['probability']:.1%}  {folder}"
+        print(printable(text))
     else:
         for name in line["files"]:
             print(name)

@@ -1,80 +1,218 @@
-"""Flags for every setting of a recipe, explained by the comment that stands beside it."""
+"""Flags that several verbs share, and a flag for every setting of a recipe.
+
+The comment beside a setting is its help text. None as a default means that the flag is not set.
+"""
 
 import ast
 import inspect
 from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 
 from vitrail.data.config import Columns
 from vitrail.model.config import ViTConfig
+from vitrail.zoo import weights
+
+CHOSEN_SECTIONS = ("vit", "preprocess", "data.augment")  # no setting of these has a fixed default
+CHOSEN_SETTINGS = {  # of the other sections; a test compares this with `run.auto`
+    *("train.epochs", "train.batch", "train.optimizer", "train.lr", "train.weight_decay"),
+    *("train.warmup", "train.schedule", "train.layer_decay", "train.smoothing", "train.ema"),
+    *("train.drop_patches", "train.drop_until", "train.class_weights", "data.balanced"),
+}
+CHOSEN = "(default: chosen from the data)"
+NO_HINT = ""  # instead of "(default: None)" or "(default: False)"
 
 
-def optional(cls: type) -> Any:
-    """The dataclass with every field optional: None means that nobody asked for a change."""
-    hints, told = get_type_hints(cls), comments(cls)
-    made: list[tuple[str, Any, Any]] = []
+def section_flags(cls: type, section: str) -> Any:
+    """The dataclass of a recipe's section with every field optional and explained."""
+    kinds, texts = get_type_hints(cls), field_comments(cls)
+    flags: list[tuple[str, Any, Any]] = []
     for entry in fields(cls):
-        kind = hints[entry.name]
+        name, kind, text = f"{section}.{entry.name}", kinds[entry.name], texts[entry.name]
         if is_dataclass(kind) and isinstance(kind, type):
-            inner = optional(kind)
-            made.append((entry.name, inner, field(default_factory=inner)))
+            inner = section_flags(kind, name)
+            text = f"{text} {CHOSEN}" if name in CHOSEN_SECTIONS else text
+            described = (inner, tyro.conf.arg(help=text))
+            flags.append((entry.name, Annotated[described], field(default_factory=inner)))
             continue
-        default = entry.default if entry.default is not MISSING else None
-        metavar = kind.__name__.upper() if kind in (int, float, str) else None
-        words = tyro.conf.arg(
-            help=told[entry.name], help_behavior_hint=hint(default), metavar=metavar
+        default = None if entry.default is MISSING else entry.default
+        mark = tyro.conf.arg(
+            help=text, help_behavior_hint=default_hint(name, default), metavar=metavar(kind)
         )
-        marks = (words, tyro.conf.DisallowNone) if kind is bool else (words,)  # --x and --no-x
-        made.append((entry.name, Annotated[(kind | None, *marks)], field(default=None)))
-    return make_dataclass(cls.__name__, made, frozen=True, kw_only=True)
+        flags.append((entry.name, Annotated[kind | None, mark], field(default=None)))
+    return make_dataclass(cls.__name__, flags, frozen=True, kw_only=True)
 
 
-def hint(default: object) -> str:
-    return "(chosen)" if default is None else f"(chosen, or {default})"
+def default_hint(name: str, default: object) -> str:
+    if name in CHOSEN_SETTINGS:
+        return CHOSEN
+    if default is None or name.rpartition(".")[0] in CHOSEN_SECTIONS:
+        return NO_HINT
+    shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
+    return f"(default: {shown})"
+
+
+def metavar(kind: Any) -> str | None:
+    """INT, STR, INT [INT], FLOAT [FLOAT ...]; None for choices and switches."""
+    if get_origin(kind) in (Union, UnionType):
+        parts = [part for part in get_args(kind) if part is not NoneType]
+        if parts == [int, tuple[int, int]]:
+            return "INT [INT]"
+        return metavar(parts[0]) if len(parts) == 1 else None
+    if get_origin(kind) is tuple:
+        name = get_args(kind)[0].__name__.upper()
+        return f"{name} [{name} ...]"
+    return kind.__name__.upper() if kind in (int, float, str, Path) else None
 
 
 @cache
-def comments(cls: type) -> dict[str, str]:
-    """The comment behind each field, also where it stands on a line of its own."""
+def field_comments(cls: type) -> dict[str, str]:
+    """The comment of each field of a dataclass."""
     lines = inspect.getsource(cls).splitlines()
     tree = ast.parse("\n".join(lines)).body[0]
     assert isinstance(tree, ast.ClassDef)
-    found = {}
+    comments = {}
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            own = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-            found[node.target.id] = own.partition("  # ")[2].split("\n")[0]
-    return found
+            text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+            comments[node.target.id] = text.partition("  # ")[2].split("\n")[0]
+    return comments
 
 
-def changes(flags: Any) -> dict[str, Any]:
-    """What was asked for, as nested dicts."""
-    asked: dict[str, Any] = {}
+def given_settings(flags: Any) -> dict[str, Any]:
+    """The settings given on the command line, as nested dicts."""
+    given: dict[str, Any] = {}
     for entry in fields(flags):
         value = getattr(flags, entry.name)
         if is_dataclass(value):
-            if inner := changes(value):
-                asked[entry.name] = inner
+            if inner := given_settings(value):
+                given[entry.name] = inner
         elif value is not None:
-            asked[entry.name] = value
-    return asked
+            given[entry.name] = value
+    return given
 
 
-def sections(**flags: Any) -> dict[str, dict[str, Any]]:
-    """What was asked for of each section of a recipe, without those that stay as they are."""
-    return {name: asked for name, own in flags.items() if (asked := changes(own))}
+def given_sections(**sections: Any) -> dict[str, dict[str, Any]]:
+    """The settings given on the command line, by section of the recipe; empty ones left out."""
+    return {name: given for name, flags in sections.items() if (given := given_settings(flags))}
 
 
-if TYPE_CHECKING:  # what several verbs ask for
-    Vit: TypeAlias = Any
-    Names: TypeAlias = Any
-else:
-    Vit, Names = optional(ViTConfig), optional(Columns)
-# as `train` calls them
-COLUMNS = tyro.conf.arg(name="data.columns")
-SkipBroken: TypeAlias = Annotated[
-    bool, tyro.conf.arg(name="data.skip-broken"), tyro.conf.FlagCreatePairsOff
+def unset(**options: Any) -> Any:
+    """The mark of a flag whose default is None: its help shows no default."""
+    return tyro.conf.arg(help_behavior_hint=NO_HINT, **options)
+
+
+# The simple kinds of flags.
+Switch: TypeAlias = Annotated[bool, tyro.conf.FlagCreatePairsOff, unset()]
+OptionalText: TypeAlias = Annotated[str | None, unset(metavar="STR")]
+OptionalInt: TypeAlias = Annotated[int | None, unset(metavar="INT")]
+OptionalFloat: TypeAlias = Annotated[float | None, unset(metavar="FLOAT")]
+OptionalPath: TypeAlias = Annotated[Path | None, unset(metavar="PATH")]
+
+# Arguments that mean the same for every verb.
+IMAGES_HELP = "image files, folders (searched recursively), or - for paths on stdin, one per line"
+Data: TypeAlias = Annotated[
+    str,
+    tyro.conf.Positional,
+    unset(
+        metavar="DATA",
+        help="folder of class folders, table of paths and labels, tar shards, or a built-in name",
+    ),
 ]
+Model: TypeAlias = Annotated[
+    str,
+    tyro.conf.Positional,
+    unset(metavar="MODEL", help="run folder, model file, or weights of another library"),
+]
+Images: TypeAlias = Annotated[
+    tuple[str, ...], tyro.conf.Positional, unset(metavar="IMAGE ...", help=IMAGES_HELP)
+]
+OptionalImages: TypeAlias = Annotated[
+    tuple[str, ...], tyro.conf.Positional, unset(metavar="[IMAGE ...]", help=IMAGES_HELP)
+]
+RunFolder: TypeAlias = Annotated[
+    Path, tyro.conf.Positional, unset(metavar="RUN", help="run folder")
+]
+Architecture: TypeAlias = Annotated[
+    str | None,
+    unset(metavar="NAME", help="architecture, such as Nano/4 or S/16 (see `vitrail models`)"),
+]
+Weights: TypeAlias = Annotated[
+    str | None,
+    unset(
+        name="from",
+        metavar="WEIGHTS",
+        help="fine-tune from this run, weight file or folder, or hf:owner/name",
+    ),
+]
+RecipeFile: TypeAlias = Annotated[
+    Path | None, unset(metavar="FILE", help="TOML file with any of the settings below")
+]
+Device: TypeAlias = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="DEVICE", help="auto, cpu, cuda, cuda:1, mps; auto uses a GPU if there is one"
+    ),
+]
+Timeout: TypeAlias = Annotated[
+    float,
+    tyro.conf.arg(
+        metavar="SECONDS", help="how long processes started by torchrun wait for each other"
+    ),
+]
+BatchSize: TypeAlias = Annotated[int, tyro.conf.arg(metavar="INT", help="batch size")]
+SkipBroken: TypeAlias = Annotated[
+    bool,
+    tyro.conf.FlagCreatePairsOff,
+    unset(name="data.skip-broken", help="skip images that cannot be read and report how many"),
+]
+HeadFile: TypeAlias = Annotated[
+    Path | None,
+    unset(metavar="FILE", help="head fitted by `vitrail head` for this model, or its folder"),
+]
+Normalisation: TypeAlias = Annotated[
+    weights.Normalisation | None,
+    unset(help="mean and std that foreign weights expect, if their file does not say"),
+]
+Raw: TypeAlias = Annotated[
+    bool,
+    tyro.conf.FlagCreatePairsOff,
+    unset(help="plain softmax probabilities instead of calibrated ones"),
+]
+
+_VitFlags = section_flags(ViTConfig, "vit")
+_ColumnFlags = section_flags(Columns, "data.columns")
+NO_VIT, NO_COLUMNS = _VitFlags(), _ColumnFlags()  # none of these flags given
+
+if TYPE_CHECKING:
+    Vit: TypeAlias = Any
+    LoadedVit: TypeAlias = Any
+    ColumnNames: TypeAlias = Any
+else:
+    Vit = Annotated[
+        _VitFlags,
+        tyro.conf.arg(help="architecture (default: that of --model, fitted to the data)"),
+    ]
+    LoadedVit = Annotated[
+        _VitFlags,
+        tyro.conf.arg(
+            help="changes to the architecture, such as another image size (default: what the "
+            "weights say)"
+        ),
+    ]
+    ColumnNames = Annotated[
+        _ColumnFlags, tyro.conf.arg(name="data.columns", help="column names of a table")
+    ]

@@ -1,4 +1,4 @@
-"""The command `vitrail`: finds the verb, and tells mistakes in one line."""
+"""The command `vitrail`: runs a verb, and reports mistakes in one line."""
 
 import atexit
 import io
@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -37,102 +38,136 @@ VERBS = (
     "models",
     "datasets",
 )
-LONG = ("demo", "train", "resume", "search")
+TRAINING_VERBS = ("demo", "train", "resume", "search")
+BUSY_CORES = 0.5  # other programs that use more than this share the machine
+EXIT_SIGPIPE = 128 + 13  # as shells report SIGPIPE; Windows does not define the signal
+USAGE = "`vitrail VERB --help` lists the options of a verb, `vitrail --version` the version."
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """What the shell calls; ends the process with the exit code that was promised."""
+    """The entry point of the shell command; its exit codes are listed in the documentation."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    signal.signal(signal.SIGTERM, terminated)
-    for stream in (sys.stdin, sys.stdout):  # names of files are bytes, and not always text
+    signal.signal(signal.SIGTERM, exit_on_signal)
+    for stream in (sys.stdin, sys.stdout):  # file names are bytes, not always valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")
-    rank = os.environ.get("RANK", "0")  # set by torchrun: the first of its processes speaks for all
-    logging.basicConfig(format="%(message)s", level="WARNING" if rank == "0" else "ERROR")
-    if rank == "0":  # what other libraries only mention is not for the user
-        logging.getLogger("vitrail").setLevel("INFO")
-    if arguments and arguments[0] in LONG and machine_is_shared():
-        # threads that wait for each other sleep instead of spinning; read when torch is imported
+    rank = os.environ.get("RANK", "0")  # set by torchrun; only rank 0 logs
+    configure_logging(arguments, leader=rank == "0")
+    if arguments and arguments[0] in TRAINING_VERBS and machine_is_shared():
+        # waiting threads sleep instead of spinning; torch reads this when it is imported
         os.environ.setdefault("GOMP_SPINCOUNT", "0")
     try:
         run(arguments)
     except UserError as error:
-        # torchrun ends all processes when one ended; who is ending already does so in silence
+        # torchrun sends SIGTERM to all processes when one ends; don't report that a second time
         atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
-        where = "" if rank == "0" else f" at rank {rank}"
-        sys.exit(f"error{where}: {' '.join(str(error).split())}")
+        sys.exit(error_line(str(error), arguments, rank))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        if not any(unread(number) for number in (1, 2)):
+        if not any(is_closed_pipe(number) for number in (1, 2)):
             raise
-        for number in (1, 2):  # nothing is left that Python could not write when it ends
+        for number in (1, 2):  # Python flushes both streams at exit, which must not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-        sys.exit(128 + signal.SIGPIPE)
-    except (MemoryError, RuntimeError) as error:  # torch has no kind of its own for it on a CPU
+        sys.exit(EXIT_SIGPIPE)
+    except (MemoryError, RuntimeError) as error:  # torch on a CPU raises a plain RuntimeError
         if isinstance(error, RuntimeError) and not re.search("allocate mem|out of mem", str(error)):
             raise
-        sys.exit(
-            "error: no memory is left; close other programs, or lower train.batch or vit.width"
-        )
+        sys.exit(error_line(describe_out_of_memory(arguments), arguments, rank))
     except OSError as error:
         if error.errno not in files.ADVICE:
             raise
-        where = f" with {error.filename}" if error.filename else ""
-        sys.exit(f"error: cannot go on{where}: {files.refusal(error)}")
+        where = f"{error.filename}: " if error.filename else ""
+        sys.exit(error_line(f"{where}{files.describe_os_error(error)}", arguments, rank))
+
+
+def configure_logging(arguments: list[str], *, leader: bool) -> None:
+    """Shows what Vitrail reports and what other libraries warn of, on the leader only."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(FlagFormatter(arguments))
+    logging.basicConfig(handlers=[handler], level="WARNING" if leader else "ERROR")
+    if leader:
+        logging.getLogger("vitrail").setLevel("INFO")
+
+
+class FlagFormatter(logging.Formatter):
+    """Writes settings and arguments as flags, as `error_line` does."""
+
+    def __init__(self, arguments: list[str]):
+        super().__init__("%(message)s")
+        self.arguments = arguments
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return with_flags(text, self.arguments) if record.name.startswith("vitrail") else text
+
+
+def error_line(message: str, arguments: list[str], rank: str = "0") -> str:
+    """One line for stderr, with the flags of the verb for the names that Python callers use."""
+    where = "" if rank == "0" else f" on rank {rank}"
+    return f"error{where}: {' '.join(with_flags(message, arguments).split())}"
+
+
+def with_flags(message: str, arguments: list[str]) -> str:
+    """The message with settings and arguments written as flags of the verb."""
+    from vitrail.cli.messages import translate
+
+    return translate(message, verb_flags(arguments))
+
+
+def verb_flags(arguments: list[str]) -> dict[str, str]:
+    """What each argument and setting of the verb is called on the command line."""
+    from vitrail.cli.messages import flags_of
+
+    verb = next((verb for verb in VERBS if verb in arguments[:1]), None)
+    return flags_of(verb_function(verb)) if verb else {}
+
+
+def describe_out_of_memory(arguments: list[str]) -> str:
+    flags = verb_flags(arguments)
+    if "train.batch" in flags:
+        return "out of memory; close other programs, or lower `train.batch` or `vit.width`"
+    if "batch" in flags:
+        return "out of memory; close other programs, or lower `batch`"
+    return "out of memory; close other programs"
 
 
 def run(arguments: list[str]) -> None:
-    """Carries out one command line, to the last byte of what it prints."""
+    """Runs one command line and flushes what it printed."""
     try:
-        carry_out(arguments)
+        run_verb(arguments)
     finally:
-        if sys.stdout is not None:  # closed by who called
+        if sys.stdout is not None:  # None if the caller closed it
             sys.stdout.flush()
 
 
-def unread(number: int) -> bool:
-    """Whether this stream is a pipe that nobody reads any more, as in `vitrail models | head`."""
-    watch = select.poll()
-    watch.register(number, select.POLLOUT)
-    gone = select.POLLERR | select.POLLHUP  # systems differ in what they call it
-    return any(event & gone for _, event in watch.poll(0))
+def is_closed_pipe(number: int) -> bool:
+    """Whether this stream is a pipe whose reader has ended, as in `vitrail models | head`."""
+    if not hasattr(select, "poll"):  # Windows: a broken pipe was raised, so any pipe will do
+        return stat.S_ISFIFO(os.fstat(number).st_mode)
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    closed = select.POLLERR | select.POLLHUP  # which of the two depends on the system
+    return any(event & closed for _, event in poll.poll(0))
 
 
-def carry_out(arguments: list[str]) -> None:
+def run_verb(arguments: list[str]) -> None:
     import tyro
 
     if arguments[:1] == ["--version"]:
         print(f"vitrail {vitrail.__version__}")
         return
-    wanted = [verb for verb in VERBS if verb in arguments[:1]] or VERBS  # one verb's imports only
+    chosen = [verb for verb in VERBS if verb in arguments[:1]]
+    verbs = {verb: verb_function(verb) for verb in chosen} or {
+        verb: summary_of(verb) for verb in VERBS
+    }
     tyro.extras.subcommand_cli_from_dict(
-        {verb: verb_function(verb) for verb in wanted},
+        verbs,
         prog="vitrail",
-        description=vitrail.__doc__,
+        description=f"{vitrail.__doc__}\n\n{USAGE}",
         args=arguments or ["--help"],
+        config=(tyro.conf.DisallowNone,),  # None means "not set", which nobody types
     )
-
-
-def machine_is_shared(seconds: float = 0.1) -> bool:
-    """Whether other programs keep more than half a core busy now.
-
-    Among them spinning threads are 2 to 40 times slower than sleeping ones; alone 1.6 times faster.
-    """
-    try:
-        before = cpu_times()
-        time.sleep(seconds)
-        spent = [after - then for after, then in zip(cpu_times(), before, strict=True)]
-    except OSError:  # no /proc: not Linux
-        return False
-    idle = spent[3] + spent[4]  # idle, and waiting for a disk
-    return (sum(spent) - idle) * (os.cpu_count() or 1) > 0.5 * sum(spent)
-
-
-def cpu_times() -> list[int]:
-    """Ticks of all cores together: user, nice, system, idle, iowait, irq, softirq, steal."""
-    with open("/proc/stat") as file:
-        return [int(ticks) for ticks in file.readline().split()[1:9]]
 
 
 def verb_function(verb: str) -> Callable[..., Any]:
@@ -140,5 +175,36 @@ def verb_function(verb: str) -> Callable[..., Any]:
     return function
 
 
-def terminated(number: int, frame: FrameType | None) -> None:
+def summary_of(verb: str) -> Callable[[], None]:
+    """Stands for a verb in the list of all verbs, with the first line of its help."""
+
+    def summary() -> None: ...
+
+    summary.__doc__ = (verb_function(verb).__doc__ or "").partition("\n")[0]
+    return summary
+
+
+def machine_is_shared(seconds: float = 0.1) -> bool:
+    """Whether other programs use more than half a core now.
+
+    Beside them, spinning threads are 2 to 40 times slower than sleeping ones; alone, 1.6 times
+    faster.
+    """
+    try:
+        before = cpu_times()
+        time.sleep(seconds)
+        spent = [now - then for now, then in zip(cpu_times(), before, strict=True)]
+    except OSError:  # only Linux has /proc/stat
+        return False
+    idle = spent[3] + spent[4]  # idle and iowait
+    return (sum(spent) - idle) * (os.cpu_count() or 1) > BUSY_CORES * sum(spent)
+
+
+def cpu_times() -> list[int]:
+    """Ticks summed over all cores: user, nice, system, idle, iowait, irq, softirq, steal."""
+    with open("/proc/stat") as file:
+        return [int(ticks) for ticks in file.readline().split()[1:9]]
+
+
+def exit_on_signal(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)

@@ -1,85 +1,58 @@
-"""`vitrail models`: every named architecture with its size and cost; published weights."""
+"""`vitrail models`: lists architectures and published weights."""
 
 import json as as_json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from vitrail.model.config import ViTConfig
-from vitrail.model.cost import macs, parameters
-from vitrail.zoo.presets import PRESETS, preset
-from vitrail.zoo.weights import PUBLISHED, Published
+import vitrail
+from vitrail.cli.flags import Switch
+
+if TYPE_CHECKING:
+    from vitrail.zoo.models import ModelInfo, WeightsInfo
+
+WEIGHTS_WIDTH = 160  # columns; names are never cut off, so that they can be copied
 
 
-def models(weights: bool = False, json: bool = False) -> None:
-    """List the named models with parameters, multiply-adds and tokens.
+def models(*, weights: Switch = False, json: Switch = False) -> None:
+    """List architectures and published weights.
 
     Args:
-        weights: list published weights instead: where they are, what they want, how good they are
-        json: print one JSON document instead of a table
+        weights: list published weights with their source, normalisation, accuracy and licence
+        json: print one JSON document
     """
-    rows = [of(one) for one in PUBLISHED] if weights else [row(n, preset(n)) for n in PRESETS]
     if json:
-        print(as_json.dumps(rows, indent=1))
+        infos = vitrail.models(weights=True) if weights else vitrail.models()
+        print(as_json.dumps([asdict(info) for info in infos], indent=1))
     elif weights:
-        show_weights(rows)
+        print_weights(vitrail.models(weights=True))
     else:
-        show(rows)
+        print_models(vitrail.models())
 
 
-def of(one: Published) -> dict[str, object]:
-    """What the table of weights says, as JSON has it."""
-    config = one.vit
-    return {
-        "name": one.name,
-        "hub": one.hub or None,
-        "files": list(one.files),
-        "architecture": one.preset,
-        "changes": one.changes,
-        "image": config.image,
-        "parameters": parameters(config),
-        "preprocess": one.means,
-        "crop": one.crop,
-        "interpolation": one.interpolation,
-        "accuracy": one.accuracy,
-        "source": one.source or None,
-        "licence": one.licence,
-    }
-
-
-def show_weights(rows: list[dict[str, object]]) -> None:
+def print_weights(infos: "list[WeightsInfo]") -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    for column in ("name", "parameters", "image", "mean, std", "ImageNet", "licence", "where"):
+    for column in ("name", "parameters", "image", "mean, std", "ImageNet", "licence", "source"):
         right = column in ("parameters", "image", "ImageNet")
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
-    for entry in rows:
-        accuracy = entry["accuracy"]
+    for info in infos:
         table.add_row(
-            str(entry["name"]),
-            f"{entry['parameters']:,}",
-            str(entry["image"]),
-            str(entry["preprocess"]),
-            f"{accuracy:.1%}" if isinstance(accuracy, float) else "-",
-            str(entry["licence"]),
-            f"hf:{entry['hub']}" if entry["hub"] else str(entry["files"])[2:-2],
+            info.name,
+            f"{info.parameters:,}",
+            str(info.image),
+            info.preprocess,
+            "-" if info.accuracy is None else f"{info.accuracy:.1%}",
+            info.licence,
+            f"hf:{info.hub}" if info.hub else ", ".join(info.files),
         )
     console = Console()
-    console.width = max(console.width, 160)  # names are read or copied whole, or not at all
+    console.width = max(console.width, WEIGHTS_WIDTH)
     console.print(table)
 
 
-def row(name: str, config: ViTConfig) -> dict[str, object]:
-    return {
-        "name": name,
-        "parameters": parameters(config),
-        "gmacs": round(macs(config) / 1e9, 4),
-        "tokens": config.tokens,
-        "image": config.image,
-        "patch": config.patch,
-    }
-
-
-def show(rows: list[dict[str, object]]) -> None:
+def print_models(infos: "list[ModelInfo]") -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -87,14 +60,11 @@ def show(rows: list[dict[str, object]]) -> None:
     table.add_column("name", no_wrap=True)
     for column in ("parameters", "GMACs", "tokens", "image", "patch"):
         table.add_column(column, justify="right", no_wrap=True)
-    for entry in rows:
-        table.add_row(*(cell(key, value) for key, value in entry.items()))
+    for info in infos:
+        table.add_row(
+            info.name,
+            f"{info.parameters:,}",
+            f"{info.gmacs:.1f}" if info.gmacs >= 1 else f"{info.gmacs:.2g}",
+            *(str(number) for number in (info.tokens, info.image, info.patch)),
+        )
     Console().print(table)
-
-
-def cell(key: str, value: object) -> str:
-    if key == "parameters":
-        return f"{value:,}"
-    if key == "gmacs" and isinstance(value, float):
-        return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
-    return str(value)

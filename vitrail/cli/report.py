@@ -1,41 +1,28 @@
-"""`vitrail report`: the page of a run, made again."""
+"""`vitrail report`: writes the report of a run again."""
 
 import json as as_json
-from pathlib import Path
-from typing import Annotated
 
-import tyro
+import vitrail
+from vitrail.cli.flags import RunFolder, Switch
 
 
-def report(
-    run: Annotated[Path, tyro.conf.Positional],
-    *,
-    open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-) -> None:
-    """Make report.html and the figures of a run again, finished or not.
+def report(run: RunFolder, *, open: Switch = False, json: Switch = False) -> None:
+    """Rebuild the report of a run.
+
+    Writes report.html and the figures again, whether or not the run has finished.
 
     Args:
-        run: run folder
-        open: show the page in the browser
+        open: open the report in the browser
         json: print one JSON document
     """
     import webbrowser
 
-    from vitrail.run.report.make import make
-
-    made = make(run)
+    written = vitrail.report(run)
     if json:
-        told = {
-            "run": str(run),
-            "report": str(made.path),
-            "figures": [str(path) for path in made.figures],
-            "pictures": made.pictures,
-        }
-        print(as_json.dumps(told, indent=1))
+        print(as_json.dumps(written.to_dict(), indent=1))
     else:
-        if made.why:
-            print(f"without pictures: {made.why}")
-        print(f"report {made.path}")
+        if written.missing:
+            print(f"without images: {written.missing}")
+        print(f"report {written.path}")
     if open:
-        webbrowser.open(made.path.resolve().as_uri())
+        webbrowser.open(written.path.resolve().as_uri())

@@ -1,33 +1,25 @@
-"""`vitrail resume`: a stopped run goes on, bit for bit."""
+"""`vitrail resume`: continues an interrupted run, bit for bit."""
 
-from pathlib import Path
-from typing import Annotated
-
-import tyro
-
-from vitrail.cli.flags import SkipBroken
-from vitrail.cli.train import tell
+import vitrail
+from vitrail.cli.flags import Device, RunFolder, SkipBroken, Switch, Timeout
+from vitrail.cli.train import print_results
 
 
 def resume(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: RunFolder,
     *,
-    device: str = "auto",
-    timeout: float = 1800,
+    device: Device = "auto",
+    timeout: Timeout = 1800,
     skip_broken: SkipBroken = False,
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    json: Switch = False,
 ) -> None:
-    """Go on with a run where it stopped.
+    """Resume an interrupted run.
+
+    The result equals that of a run without interruption, bit for bit.
 
     Args:
-        run: run folder
-        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
-        timeout: seconds that processes started by torchrun wait for each other
-        skip_broken: from here on go on without images that cannot be read
-        json: print the final numbers as one JSON document
+        json: print the results as one JSON document
     """
-    from vitrail.run.run import resume
-
-    done = resume(run, device=device, timeout=timeout, skip_broken=skip_broken)
-    if done.first:
-        tell(done.metrics, json)
+    resumed = vitrail.resume(run, device=device, timeout=timeout, skip_broken=skip_broken)
+    if resumed.is_leader:
+        print_results(resumed.metrics, json)

@@ -1,97 +1,115 @@
-"""`vitrail search`: the settings that suit a data set, found by trying."""
+"""`vitrail search`: searches hyper-parameters."""
 
 import json as as_json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitrail.cli.flags import Vit, sections
-from vitrail.cli.train import Data, Train, View, accuracies
+import vitrail
+from vitrail.cli.flags import (
+    NO_VIT,
+    Architecture,
+    Data,
+    Device,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    RecipeFile,
+    Switch,
+    Vit,
+    Weights,
+    given_sections,
+    unset,
+)
+from vitrail.cli.train import (
+    NO_DATA,
+    NO_PREPROCESS,
+    NO_TRAIN,
+    DataSettings,
+    PreprocessSettings,
+    TrainSettings,
+    describe_accuracies,
+)
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.trial import FrozenTrial
+
+SPACE_HELP = (
+    "TOML file with the search space: a range or a list of choices for any setting below, such as "
+    '"train.lr" = {low = 1e-4, high = 1e-2, log = true}, and for size (Pico, Nano, ...), '
+    "augment (none, light, ...) and strength (default: learning rate, weight decay, drop path, "
+    "augmentation, size and patch)"
+)
 
 
 def search(
-    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
+    source: Data,
     *,
-    space: Path | None = None,
-    grid: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    trials: int | None = None,
-    minutes: float | None = None,
-    jobs: int = 1,
-    model: str | None = None,
-    weights: Annotated[str | None, tyro.conf.arg(name="from")] = None,
-    epochs: int | None = None,
-    recipe: Path | None = None,
-    seed: int | None = None,
-    out: Path | None = None,
-    device: str = "auto",
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    vit: Vit = Vit(),  # noqa: B008
-    train: Train = Train(),  # noqa: B008
-    data: Data = Data(),  # noqa: B008
-    view: View = View(),  # noqa: B008
+    space: Annotated[Path | None, unset(metavar="FILE", help=SPACE_HELP)] = None,
+    grid: Switch = False,
+    trials: OptionalInt = None,
+    minutes: OptionalFloat = None,
+    jobs: Annotated[int, tyro.conf.arg(metavar="INT")] = 1,
+    model: Architecture = None,
+    weights: Weights = None,
+    epochs: OptionalInt = None,
+    recipe: RecipeFile = None,
+    seed: OptionalInt = None,
+    out: OptionalPath = None,
+    device: Device = "auto",
+    json: Switch = False,
+    vit: Vit = NO_VIT,
+    train: TrainSettings = NO_TRAIN,
+    data: DataSettings = NO_DATA,
+    preprocess: PreprocessSettings = NO_PREPROCESS,
 ) -> None:
-    """Search for better settings; stopped and started again, it goes on.
+    """Search hyper-parameters, by Bayesian optimisation or on a grid.
 
-    Starts from the recipe that `vitrail train` would choose, with the changes asked for below.
-    Trials are judged on validation images; the winner is trained once more and tested once.
+    Starts from the recipe that `vitrail train` would choose, with the changes given below. Trials
+    are compared on the validation split; the best one is trained again and tested once. An existing
+    search in --out is resumed.
 
     Args:
-        source: folder of class folders, table of paths and labels, tar shards, or a built-in name
-        space: TOML file: "train.lr" = {low = 1e-4, high = 1e-2, log = true}, or lists of choices,
-            of any setting below, and of size (Pico, Nano ...), augment (none, light ...), strength;
-            by default learning rate, weight decay, drop path, augmentation, size and patch
-        grid: every combination instead of a guided search; of a range so many `points`, or 3
-        trials: runs in all, by default 20, in a grid all of it
-        minutes: time for everything, shared out among the trials and the winner
-        jobs: processes that work at once; they share the threads
-        model: architecture by name, such as Nano/4 or S/16 (see `vitrail models`)
-        weights: run, weight file or folder to fine-tune from
-        epochs: passes over the training images in each trial, instead of minutes
-        recipe: TOML file with any of the settings below
-        seed: of the search, and of each run's weights, order, augmentation and dropout
-        out: folder of the search, by default runs/search-DATA; one that is there is gone on with
-        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
+        grid: try every combination instead of Bayesian optimisation
+        trials: number of trials (default: 20, or the whole grid)
+        minutes: total time for all trials and the final training
+        jobs: trials that run in parallel; they share the CPU threads
+        epochs: epochs per trial, instead of --minutes
+        seed: random seed of the search and of every trial (default: 0)
+        out: folder of the search (default: runs/search-DATA)
         json: print one JSON document
-        vit: the model
-        train: the training
-        data: reading and augmentation
-        view: preprocessing
     """
     from vitrail.cli.main import STARTED
-    from vitrail.search.search import search
 
-    with Bar() as bar:
-        found = search(
+    with TrialProgress() as progress:
+        result = vitrail.search(
             source,
-            out=out,
             space=space,
             grid=grid,
             trials=trials,
             minutes=minutes,
             jobs=jobs,
-            recipe=recipe,
-            changes=sections(vit=vit, train=train, data=data, view=view),
-            began=STARTED,
-            watch=bar.watch,
             model=model,
             weights=weights,
             epochs=epochs,
+            recipe=recipe,
+            settings=given_sections(vit=vit, train=train, data=data, preprocess=preprocess),
             seed=seed,
+            out=out,
             device=device,
+            started=STARTED,
+            on_trial=progress.update,
         )
     if json:
-        print(as_json.dumps(found.facts, indent=1))
+        print(as_json.dumps(result.to_dict(), indent=1))
     else:
-        show(found.facts)
+        print_search(result.to_dict())
 
 
-class Bar:
-    """The best so far: a bar on a terminal, a line for each trial elsewhere."""
+class TrialProgress:
+    """The best trial so far: a progress bar on a terminal, a line per trial elsewhere."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -105,50 +123,49 @@ class Bar:
             TextColumn("{task.description}"),
             console=self.console,
         )
-        self.told: set[int] = set()
+        self.task = self.bar.add_task("")
+        self.reported: set[int] = set()
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "TrialProgress":
+        if self.console.is_terminal:
+            self.bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
-    def watch(self, most: int) -> Callable[["Study"], None]:
-        task = self.bar.add_task("", total=most)
+    def update(self, study: "Study", trials: int) -> None:
+        """Shows the state of the search; `trials` is their total number."""
+        from vitrail.tuning.study import best_trial, finished_trials
+
+        done, best = finished_trials(study), best_trial(study)
+        text = f"best {best.value:.1%} (trial {best.number})" if best else "no finished trial"
+        self.bar.update(self.task, total=trials, completed=len(done), description=text)
         if self.console.is_terminal:
-            self.bar.start()
-
-        def show(study: "Study") -> None:
-            from vitrail.search.study import finished, winner
-
-            done, best = finished(study), winner(study)
-            words = f"best {best.value:.1%} (trial {best.number})" if best else "none finished yet"
-            self.bar.update(task, completed=len(done), description=words)
-            if not self.console.is_terminal:
-                for one in done:
-                    if one.number not in self.told:
-                        self.told.add(one.number)
-                        self.console.print(f"{line(one)}; {words}", markup=False)
-
-        return show
+            return
+        for trial in done:
+            if trial.number not in self.reported:
+                self.reported.add(trial.number)
+                self.console.print(f"{summarise_trial(trial)}; {text}", markup=False)
 
 
-def line(trial: Any) -> str:
-    from vitrail.search.page import STATES, reach
+def summarise_trial(trial: "FrozenTrial") -> str:
+    from vitrail.tuning.page import STATES, last_accuracy
 
-    reached, state = reach(trial), STATES[trial.state.name]
-    value = "" if reached is None else f" at {reached:.1%}"
+    accuracy, state = last_accuracy(trial), STATES[trial.state.name]
+    value = "" if accuracy is None else f" at {accuracy:.1%}"
     return f"trial {trial.number} {state}{value}, {trial.user_attrs.get('seconds', 0):.0f} s"
 
 
-def show(facts: dict[str, Any]) -> None:
-    best = facts["best"]
+def print_search(document: dict[str, Any]) -> None:
+    """The document that `--json` prints, as text."""
+    best = document["best"]
     print(
-        f"{facts['trials']} trials ({facts['pruned']} pruned, {facts['failed']} failed); "
-        f"trial {best['trial']} is the best, validation accuracy {best['value']:.1%}"
+        f"{document['trials']} trials ({document['pruned']} pruned, {document['failed']} failed); "
+        f"best: trial {best['trial']}, validation accuracy {best['value']:.1%}"
     )
     for name, value in best["settings"].items():
         print(f"  {name} = {value:.4g}" if isinstance(value, float) else f"  {name} = {value}")
-    for score in accuracies(facts):
-        print(f"trained once more: {score}")
-    print(f"recipe {facts['recipe']}; run {facts['run']}; page {facts['page']}")
+    for score in describe_accuracies(document):
+        print(f"trained again: {score}")
+    print(f"recipe {document['recipe']}; run {document['run']}; page {document['page']}")

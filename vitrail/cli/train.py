@@ -1,4 +1,4 @@
-"""`vitrail train`: a classifier from a folder of images."""
+"""`vitrail train`: trains a classifier on labelled images."""
 
 import json as as_json
 from collections.abc import Iterator
@@ -7,97 +7,121 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import tyro
 
-from vitrail.cli.flags import Vit, optional, sections
+import vitrail
+from vitrail.cli.flags import (
+    NO_VIT,
+    Architecture,
+    Device,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    RecipeFile,
+    Switch,
+    Timeout,
+    Vit,
+    Weights,
+    given_sections,
+    section_flags,
+    unset,
+)
 from vitrail.data.config import DataConfig, Preprocess
 from vitrail.training.config import TrainConfig
 
+_TrainFlags = section_flags(TrainConfig, "train")
+_DataFlags = section_flags(DataConfig, "data")
+_PreprocessFlags = section_flags(Preprocess, "preprocess")
+NO_TRAIN, NO_DATA, NO_PREPROCESS = _TrainFlags(), _DataFlags(), _PreprocessFlags()
+
 if TYPE_CHECKING:
-    Train: TypeAlias = Any
-    Data: TypeAlias = Any
-    View: TypeAlias = Any
+    TrainSettings: TypeAlias = Any
+    DataSettings: TypeAlias = Any
+    PreprocessSettings: TypeAlias = Any
 else:
-    Train, Data, View = map(optional, (TrainConfig, DataConfig, Preprocess))
+    TrainSettings = Annotated[_TrainFlags, tyro.conf.arg(help="optimisation")]
+    DataSettings = Annotated[_DataFlags, tyro.conf.arg(help="data loading")]
+    PreprocessSettings = Annotated[
+        _PreprocessFlags,
+        tyro.conf.arg(help="preprocessing (default: chosen from the data, or as --from expects)"),
+    ]
 
 
 def train(
-    source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None,
+    source: Annotated[
+        str | None,
+        tyro.conf.Positional,
+        unset(
+            metavar="DATA",
+            help="folder of class folders, table of paths and labels, tar shards, or a built-in "
+            "name (default: that of --recipe)",
+        ),
+    ] = None,
     *,
-    model: str | None = None,
-    weights: Annotated[str | None, tyro.conf.arg(name="from")] = None,
-    minutes: float | None = None,
-    epochs: int | None = None,
-    recipe: Path | None = None,
-    seed: int | None = None,
-    out: Path | None = None,
-    device: str = "auto",
-    timeout: float = 1800,
-    tensorboard: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    vit: Vit = Vit(),  # noqa: B008
-    train: Train = Train(),  # noqa: B008
-    data: Data = Data(),  # noqa: B008
-    view: View = View(),  # noqa: B008
+    model: Architecture = None,
+    weights: Weights = None,
+    minutes: OptionalFloat = None,
+    epochs: OptionalInt = None,
+    recipe: RecipeFile = None,
+    seed: OptionalInt = None,
+    out: OptionalPath = None,
+    device: Device = "auto",
+    timeout: Timeout = 1800,
+    tensorboard: Switch = False,
+    json: Switch = False,
+    vit: Vit = NO_VIT,
+    train: TrainSettings = NO_TRAIN,
+    data: DataSettings = NO_DATA,
+    preprocess: PreprocessSettings = NO_PREPROCESS,
 ) -> None:
-    """Train a classifier on your images.
+    """Train a classifier on labelled images.
 
-    Chooses a recipe from the data, says why, trains, and leaves a run folder with a report.
+    Chooses a recipe from the data and explains it, trains, and writes a run folder with a report.
 
     Args:
-        source: folder of class folders, table of paths and labels, tar shards, or a built-in name
-        model: architecture by name, such as Nano/4 or S/16 (see `vitrail models`)
-        weights: run, weight file or folder to fine-tune from
-        minutes: time until the results are written; the steps are planned to fit
-        epochs: passes over the training images, instead of minutes
-        recipe: TOML file with any of the settings below
-        seed: of weights, order, augmentation and dropout
-        out: run folder, by default runs/DATA-1, -2, ...
-        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one
-        timeout: seconds that processes started by torchrun wait for each other
-        tensorboard: also write TensorBoard events into the run folder
-        json: print the final numbers as one JSON document
-        vit: the model
-        train: the training
-        data: reading and augmentation
-        view: preprocessing
+        minutes: total time, including evaluation and report; sets the number of steps
+        epochs: passes over the training images, instead of --minutes
+        seed: random seed of initialisation, data order, augmentation and dropout (default: 0)
+        out: run folder (default: runs/DATA-1, runs/DATA-2, ...)
+        tensorboard: also write TensorBoard event files into the run folder
+        json: print the results as one JSON document
     """
     from vitrail.cli.main import STARTED
-    from vitrail.run import run
 
-    done = run.train(
+    run = vitrail.train(
         source,
-        out=out,
-        recipe=recipe,
-        changes=sections(vit=vit, train=train, data=data, view=view),
-        tensorboard=tensorboard,
-        began=STARTED,
         model=model,
         weights=weights,
         minutes=minutes,
         epochs=epochs,
+        recipe=recipe,
+        settings=given_sections(vit=vit, train=train, data=data, preprocess=preprocess),
         seed=seed,
+        out=out,
         device=device,
         timeout=timeout,
+        tensorboard=tensorboard,
+        started=STARTED,
     )
-    if done.first:
-        tell(done.metrics, json)
+    if run.is_leader:
+        print_results(run.metrics, json)
 
 
-def tell(metrics: dict[str, Any], json: bool) -> None:
-    """The numbers of a finished run."""
+def print_results(metrics: dict[str, Any], json: bool) -> None:
+    """The results of a finished run."""
     if json:
         print(as_json.dumps(metrics, indent=1))
         return
-    for line in accuracies(metrics):
+    for line in describe_accuracies(metrics):
         print(line)
-    print(f"{metrics['steps']} steps, {metrics['seconds']:.0f} seconds; run {metrics['run']}")
+    print(f"{metrics['steps']} steps in {metrics['seconds']:.0f} seconds")
+    print(f"run {metrics['run']}")
     if (page := Path(metrics["run"]) / "report.html").is_file():
         print(f"report {page}")
 
 
-def accuracies(metrics: dict[str, Any]) -> Iterator[str]:
-    """A line for each split that was judged."""
-    for split, words in (("val", "validation"), ("test", "test")):
+def describe_accuracies(metrics: dict[str, Any]) -> Iterator[str]:
+    """A line for each evaluated split."""
+    for split, name in (("val", "validation"), ("test", "test")):
         if score := metrics[split]:
             low, high = score["interval"]
-            sure = f"95 % interval {low:.1%} to {high:.1%}"
-            yield f"{words} accuracy {score['accuracy']:.1%} ({sure})"
+            interval = f"95 % interval {low:.1%} to {high:.1%}"
+            yield f"{name} accuracy {score['accuracy']:.1%} ({interval})"

@@ -1,1 +1,4 @@
-"""Files in, batches out; knows nothing else."""
+"""Data sets: files in, batches out.
+
+Imports display.
+"""

@@ -1,6 +1,7 @@
-"""Random crops, moves, flips and colours, erasing, mixup and cutmix, each a function of the seed.
+"""Augmentation, each random choice a function of (seed, epoch, item).
 
-Everything works on whole batches, where every image has its own luck; a batch may be one image.
+All functions take whole batches, in which every image has its own random numbers; a batch may be a
+single image.
 """
 
 import math
@@ -17,187 +18,210 @@ from vitrail.data.config import Augment, Preprocess
 from vitrail.data.operations import (
     OPERATIONS,
     Numbers,
-    mirror,
-    operate,
-    rotation,
-    slant,
-    slide,
-    warp,
+    affine_warp,
+    apply_operations,
+    flip_horizontally,
+    rotation_matrices,
+    shear_matrices,
+    translate,
 )
 from vitrail.data.preprocess import resize
 
-Luck = Mapping[str, Numbers]  # for each choice below, one number in [0, 1) per image
+Uniforms = Mapping[str, Numbers]  # for each random choice, one number in [0, 1) per image
 
-CHOICES = (
+# The order is part of the hash: a new choice goes to the end, or seeded runs change.
+RANDOM_CHOICES = (
     *("flip", "top", "left", "area", "ratio", "rotate", "zoom", "shear"),
-    *("operation 1", "strength 1", "sign 1", "operation 2", "strength 2", "sign 2"),
+    *("operation 1", "magnitude 1", "sign 1", "operation 2", "magnitude 2", "sign 2"),
     *("erase", "erase top", "erase left", "erase area", "erase ratio", "erase level"),
 )
-ROUNDS = {"none": 0, "trivial": 1, "rand": 2}
+OPERATIONS_PER_IMAGE = {"none": 0, "trivial": 1, "rand": 2}
+CROP_RATIO = 4 / 3  # maximum aspect ratio of a random resized crop (Szegedy et al., 2015)
+ERASE_AREA = (0.02, 1 / 3)  # range of the erased area fraction (Zhong et al., 2020; timm)
+ERASE_RATIO = (0.3, 3.3)  # range of width over height of the erased rectangle
 
 
-def luck(seed: int, epoch: int, items: NDArray[np.int64]) -> Luck:
-    """The random numbers of each item in one epoch, whatever batch or process asks for them.
+def sample_uniforms(seed: int, epoch: int, items: NDArray[np.int64]) -> Uniforms:
+    """Returns the random numbers of each item in one epoch, the same in any batch or process.
 
-    A hash of (seed, epoch, item, choice) instead of a generator's state: splitmix64 (Steele et
-    al., 2014) once for each part.
+    They are a hash of (seed, epoch, item, choice), splitmix64 (Steele et al., 2014) applied once
+    per part, so no RNG state has to be saved or shared.
     """
-    state = hashed(hashed(luck_of_epoch(seed, epoch), items[:, None]), np.arange(len(CHOICES)))
+    state = hash_combine(hash_epoch(seed, epoch), items[:, None])
+    state = hash_combine(state, np.arange(len(RANDOM_CHOICES)))
     numbers = (state >> 11) * 2.0**-53
-    return dict(zip(CHOICES, numbers.T, strict=True))
+    return dict(zip(RANDOM_CHOICES, numbers.T, strict=True))
 
 
 @lru_cache(maxsize=1)
-def luck_of_epoch(seed: int, epoch: int) -> NDArray[np.uint64]:
-    """What all its items begin with."""
-    return hashed(hashed(np.zeros(1, np.uint64), np.array([seed])), np.array([epoch]))
+def hash_epoch(seed: int, epoch: int) -> NDArray[np.uint64]:
+    """Hashes what all items of an epoch share."""
+    return hash_combine(hash_combine(np.zeros(1, np.uint64), np.array([seed])), np.array([epoch]))
 
 
-def hashed(state: NDArray[np.uint64], part: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A hash of what was hashed before and a further part."""
-    return scramble(state + (part.astype(np.uint64) + 1) * 0x9E3779B97F4A7C15)
+def hash_combine(state: NDArray[np.uint64], part: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Extends a hash by a further part."""
+    return splitmix64_mix(state + (part.astype(np.uint64) + 1) * 0x9E3779B97F4A7C15)
 
 
-def scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def splitmix64_mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-def augment(images: Tensor, settings: Augment, luck: Luck) -> Tensor:
-    """Varies uint8 images (B, C, H, W) that already have the size the model sees."""
-    images = move(images, settings, luck)
-    for number in range(1, ROUNDS[settings.policy] + 1):
-        strength = np.full(len(images), settings.magnitude)
+def augment(images: Tensor, settings: Augment, uniforms: Uniforms) -> Tensor:
+    """Augments uint8 images (B, C, H, W) of the model's input size: affine, then the policy."""
+    images = random_affine(images, settings, uniforms)
+    for number in range(1, OPERATIONS_PER_IMAGE[settings.policy] + 1):
+        magnitude = np.full(len(images), settings.magnitude)
         if settings.policy == "trivial":
-            strength = strength * luck[f"strength {number}"]
-        sign = np.where(luck[f"sign {number}"] < 0.5, -1.0, 1.0)
-        chosen = (luck[f"operation {number}"] * len(OPERATIONS)).astype(int)
-        images = operate(images, chosen, strength, sign)
+            magnitude = magnitude * uniforms[f"magnitude {number}"]
+        sign = np.where(uniforms[f"sign {number}"] < 0.5, -1.0, 1.0)
+        chosen = (uniforms[f"operation {number}"] * len(OPERATIONS)).astype(int)
+        images = apply_operations(images, chosen, magnitude, sign)
     return images
 
 
-def crop(pixels: np.ndarray, settings: Augment, view: Preprocess, luck: Luck) -> np.ndarray:
-    """A random part of one image (H, W, C) of any size, as large as the model sees: (C, H, W).
+def random_crop(
+    pixels: np.ndarray, settings: Augment, preprocess: Preprocess, uniforms: Uniforms
+) -> np.ndarray:
+    """Crops one image (H, W, C) of any size at random, resizes and flips it: (C, H, W).
 
-    Without `scale` it is the part that evaluation sees, moved by `shift` as far as there is image.
+    With `scale` it is a random resized crop; without, the center crop of evaluation, translated
+    by up to `shift` inside the image.
     """
     height, width = pixels.shape[:2]
     if settings.scale < 1:
-        box = random_box(settings, luck, (height, width), view.width / view.height)
-        top, left, tall, wide = (float(side[0]) for side in box)
+        aspect = preprocess.width / preprocess.height
+        box = random_box(settings, uniforms, (height, width), aspect)
+        top, left, box_height, box_width = (float(side[0]) for side in box)
     else:
-        ratio = view.crop * min(height / view.height, width / view.width)
-        tall, wide = ratio * view.height, ratio * view.width
-        top = moved(height, tall, settings.shift, luck["top"][0])
-        left = moved(width, wide, settings.shift, luck["left"][0])
-    tall, wide = max(1, round(tall)), max(1, round(wide))
-    top, left = min(round(top), height - tall), min(round(left), width - wide)
-    part = pixels[top : top + tall, left : left + wide]
-    planes = resize(part, (view.height, view.width), view.interpolation).transpose(2, 0, 1)
-    return planes[:, :, ::-1] if luck["flip"][0] < settings.flip else planes
+        ratio = preprocess.crop * min(height / preprocess.height, width / preprocess.width)
+        box_height, box_width = ratio * preprocess.height, ratio * preprocess.width
+        top = shifted_start(height, box_height, settings.shift, uniforms["top"][0])
+        left = shifted_start(width, box_width, settings.shift, uniforms["left"][0])
+    rows, columns = max(1, round(box_height)), max(1, round(box_width))
+    y, x = min(round(top), height - rows), min(round(left), width - columns)
+    size = preprocess.height, preprocess.width
+    crop = resize(pixels[y : y + rows, x : x + columns], size, preprocess.interpolation)
+    planes = crop.transpose(2, 0, 1)
+    return planes[:, :, ::-1] if uniforms["flip"][0] < settings.flip else planes
 
 
-def moved(whole: int, part: float, shift: float, number: float) -> float:
-    """Where a part starts that lies in the middle, but for a random move inside the whole."""
-    start = (whole - part) / 2 + (2 * number - 1) * shift * part
-    return float(min(max(start, 0), whole - part))
+def shifted_start(size: int, crop: float, shift: float, uniform: float) -> float:
+    """Returns where a centred crop starts after a random shift, clipped to the image."""
+    start = (size - crop) / 2 + (2 * uniform - 1) * shift * crop
+    return float(min(max(start, 0), size - crop))
 
 
 def random_box(
-    settings: Augment, luck: Luck, size: tuple[int, int], shape: float
+    settings: Augment, uniforms: Uniforms, size: tuple[int, int], aspect: float
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Top, left, height and width of a random part: area from `scale` on, sides up to 4 : 3.
+    """Samples top, left, height and width of a random resized crop (Szegedy et al., 2015).
 
-    `shape` is width over height of what is wanted; a side longer than the image is cut off.
+    `aspect` is width over height of the output; a side longer than the image is clipped.
     """
     height, width = size
-    area = height * width * (settings.scale + (1 - settings.scale) * luck["area"])
-    ratio = shape * (4 / 3) ** (2 * luck["ratio"] - 1)
-    tall = np.minimum(height, np.sqrt(area / ratio))
-    wide = np.minimum(width, np.sqrt(area * ratio))
-    return (height - tall) * luck["top"], (width - wide) * luck["left"], tall, wide
+    area = height * width * (settings.scale + (1 - settings.scale) * uniforms["area"])
+    ratio = aspect * CROP_RATIO ** (2 * uniforms["ratio"] - 1)
+    box_height = np.minimum(height, np.sqrt(area / ratio))
+    box_width = np.minimum(width, np.sqrt(area * ratio))
+    top, left = (height - box_height) * uniforms["top"], (width - box_width) * uniforms["left"]
+    return top, left, box_height, box_width
 
 
-def move(images: Tensor, settings: Augment, luck: Luck) -> Tensor:
-    """Crops, shifts, turns, zooms, slants and mirrors, all in one sampling of the pixels."""
+def random_affine(images: Tensor, settings: Augment, uniforms: Uniforms) -> Tensor:
+    """Crops, translates, rotates, zooms, shears and flips with one interpolation."""
     a = settings
     if not (a.flip or a.shift or a.scale < 1 or a.rotate or a.zoom or a.shear):
         return images
-    mirrored = luck["flip"] < a.flip
+    flipped = uniforms["flip"] < a.flip
     height, width = images.shape[-2:]
-    right, down = whole(luck["left"], a.shift * width), whole(luck["top"], a.shift * height)
+    dx = uniform_offset(uniforms["left"], a.shift * width)
+    dy = uniform_offset(uniforms["top"], a.shift * height)
     if not (a.scale < 1 or a.rotate or a.zoom or a.shear):
-        return mirror(slide(images, right, down) if a.shift else images.clone(), mirrored)
-    turn = np.radians(a.rotate) * (2 * luck["rotate"] - 1)
-    matrix = rotation(turn) @ slant(a.shear * (2 * luck["shear"] - 1))
-    matrix = matrix / ((1 + a.zoom) ** (2 * luck["zoom"] - 1))[:, None, None]
-    matrix[:, :, 0] *= np.where(mirrored, -1, 1)[:, None]
+        return flip_horizontally(translate(images, dx, dy) if a.shift else images.clone(), flipped)
+    angle = np.radians(a.rotate) * (2 * uniforms["rotate"] - 1)
+    matrix = rotation_matrices(angle) @ shear_matrices(a.shear * (2 * uniforms["shear"] - 1))
+    matrix = matrix / ((1 + a.zoom) ** (2 * uniforms["zoom"] - 1))[:, None, None]
+    matrix[:, :, 0] *= np.where(flipped, -1, 1)[:, None]
     if a.scale < 1:
-        top, left, tall, wide = random_box(a, luck, (height, width), width / height)
-        matrix *= np.stack([wide / width, tall / height], 1)[:, :, None]
-        offset = np.stack([left + (wide - width) / 2, top + (tall - height) / 2], 1)
+        top, left, box_height, box_width = random_box(a, uniforms, (height, width), width / height)
+        matrix *= np.stack([box_width / width, box_height / height], 1)[:, :, None]
+        offset = np.stack([left + (box_width - width) / 2, top + (box_height - height) / 2], 1)
     else:
-        offset = np.stack([right, down], 1)
-    return warp(images, matrix, offset.astype(np.float64))
+        offset = np.stack([dx, dy], 1)
+    return affine_warp(images, matrix, offset.astype(np.float64))
 
 
-def whole(number: Numbers, farthest: float) -> NDArray[np.int64]:
-    """A number in [0, 1) as one of the whole numbers that lie up to `farthest` from 0."""
-    side = round(farthest)
-    return np.floor(number * (2 * side + 1)).astype(np.int64) - side
+def uniform_offset(uniforms: Numbers, maximum: float) -> NDArray[np.int64]:
+    """Maps numbers in [0, 1) to whole pixels, uniform over -`maximum` to `maximum`."""
+    limit = round(maximum)
+    return np.floor(uniforms * (2 * limit + 1)).astype(np.int64) - limit
 
 
-def erase(images: Tensor, settings: Augment, luck: Luck) -> Tensor:
-    """Paints a rectangle of one random grey over some normalised images (Zhong et al., 2020)."""
+def random_erasing(images: Tensor, settings: Augment, uniforms: Uniforms) -> Tensor:
+    """Fills a rectangle of some normalised images with one random grey (Zhong et al., 2020)."""
     if not settings.erase:
         return images
     height, width = images.shape[-2:]
-    area = height * width * (0.02 + (1 / 3 - 0.02) * luck["erase area"])
-    ratio = 0.3 * 11 ** luck["erase ratio"]
-    tall, wide = np.minimum(height, np.sqrt(area / ratio)), np.minimum(width, np.sqrt(area * ratio))
-    tall = np.where(luck["erase"] < settings.erase, tall, 0)
-    top, left = (height - tall) * luck["erase top"], (width - wide) * luck["erase left"]
-    rows, columns = within(top, tall, height), within(left, wide, width)
-    painted = (rows[:, :, None] & columns[:, None, :])[:, None]
-    level = torch.from_numpy(math.sqrt(3) * (2 * luck["erase level"] - 1)).float()  # variance 1
+    low, high = ERASE_AREA
+    area = height * width * (low + (high - low) * uniforms["erase area"])
+    ratio = ERASE_RATIO[0] * (ERASE_RATIO[1] / ERASE_RATIO[0]) ** uniforms["erase ratio"]
+    box_height = np.minimum(height, np.sqrt(area / ratio))
+    box_width = np.minimum(width, np.sqrt(area * ratio))
+    box_height = np.where(uniforms["erase"] < settings.erase, box_height, 0)
+    top = (height - box_height) * uniforms["erase top"]
+    left = (width - box_width) * uniforms["erase left"]
+    rows = interval_mask(top, box_height, height)
+    columns = interval_mask(left, box_width, width)
+    mask = (rows[:, :, None] & columns[:, None, :])[:, None]
+    # uniform with variance 1, like the normalised pixels
+    level = torch.from_numpy(math.sqrt(3) * (2 * uniforms["erase level"] - 1)).float()
     level = level.to(images.device)[:, None, None, None]
-    return torch.where(painted.to(images.device), level, images)
+    return torch.where(mask.to(images.device), level, images)
 
 
-def within(start: Numbers, length: Numbers, size: int) -> Tensor:
-    middle = np.arange(size) + 0.5
-    return torch.from_numpy((middle >= start[:, None]) & (middle < (start + length)[:, None]))
+def interval_mask(start: Numbers, length: Numbers, size: int) -> Tensor:
+    """Marks the pixels whose centres lie in each interval: bool (B, size)."""
+    centres = np.arange(size) + 0.5
+    return torch.from_numpy((centres >= start[:, None]) & (centres < (start + length)[:, None]))
 
 
-def mix(
-    images: Tensor, labels: Tensor, classes: int, settings: Augment, random: np.random.Generator
+def mixup_or_cutmix(
+    images: Tensor, labels: Tensor, classes: int, settings: Augment, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Mixes each image and its label with another one of the batch: by mixup or by cutmix.
+    """Mixes each image and its label with another one of the batch; returns images and targets.
 
-    With both on, each batch tosses a coin. The targets say how much there is of each class.
+    If both are enabled, each batch uses either with probability 0.5. The targets are class
+    probabilities (B, K).
     """
-    partner = torch.from_numpy(random.permutation(len(images))).to(images.device)
-    cutting = settings.cutmix > 0 and (settings.mixup == 0 or random.random() < 0.5)
-    alpha = settings.cutmix if cutting else settings.mixup
-    kept = random.beta(alpha, alpha)
-    if cutting:
-        images, kept = paste(images, partner, kept, random)
+    partner = torch.from_numpy(rng.permutation(len(images))).to(images.device)
+    use_cutmix = settings.cutmix > 0 and (settings.mixup == 0 or rng.random() < 0.5)
+    alpha = settings.cutmix if use_cutmix else settings.mixup
+    weight = rng.beta(alpha, alpha)
+    if use_cutmix:
+        images, weight = cutmix(images, partner, weight, rng)
     else:
-        images = images * kept + images[partner] * (1 - kept)
-    sure = F.one_hot(labels, classes).float()
-    return images, sure * kept + sure[partner] * (1 - kept)
+        images = images * weight + images[partner] * (1 - weight)
+    one_hot = F.one_hot(labels, classes).float()
+    return images, one_hot * weight + one_hot[partner] * (1 - weight)
 
 
-def paste(
-    images: Tensor, partner: Tensor, kept: float, random: np.random.Generator
+def cutmix(
+    images: Tensor, partner: Tensor, weight: float, rng: np.random.Generator
 ) -> tuple[Tensor, float]:
-    """Pastes one rectangle of the partners into all images; also the share that is still seen."""
+    """Pastes one rectangle of the partners into all images (Yun et al., 2019).
+
+    `weight` is the wanted area fraction of the own image; the second result is the actual one,
+    after the rectangle was clipped to the image.
+    """
     height, width = images.shape[-2:]
-    y, x = int(random.integers(height)), int(random.integers(width))
-    tall, wide = (round(side * math.sqrt(1 - kept)) for side in (height, width))
-    top, bottom = max(0, y - tall // 2), min(height, y + (tall + 1) // 2)
-    left, right = max(0, x - wide // 2), min(width, x + (wide + 1) // 2)
+    y, x = int(rng.integers(height)), int(rng.integers(width))
+    rows, columns = (round(side * math.sqrt(1 - weight)) for side in (height, width))
+    top, bottom = max(0, y - rows // 2), min(height, y + (rows + 1) // 2)
+    left, right = max(0, x - columns // 2), min(width, x + (columns + 1) // 2)
     images = images.clone()
     images[:, :, top:bottom, left:right] = images[partner, :, top:bottom, left:right]
     return images, 1 - (bottom - top) * (right - left) / (height * width)

@@ -9,61 +9,75 @@ from vitrail import files
 from vitrail.data.config import Columns
 from vitrail.data.source import Source
 from vitrail.data.sources import builtin, folder, shards, table
-from vitrail.data.sources.catalogue import SETS
+from vitrail.data.sources.catalogue import DATASETS
 from vitrail.errors import UserError
 
-TABLES = (".csv", ".tsv", ".jsonl")
-USUAL = Columns()
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
+DEFAULT_COLUMNS = Columns()
 
 
 def open_data(
     data: str | Path,
     *,
-    columns: Columns = USUAL,
+    columns: Columns = DEFAULT_COLUMNS,
     classes: Sequence[str] | None = None,
     split: bool = True,
     progress: bool = True,
 ) -> Source:
-    """Opens a folder of class folders, a table, a folder of tar shards, or a built-in set by name.
+    """Opens a data set: a folder of class folders, a table, tar shards or a built-in set.
 
-    A built-in name wins over a folder of that name, which is reached as "./mnist".
-    `classes` are those of a model, in its order: labels must be among them, or count them from 0.
-    With `split` false, for evaluation, images without a given split are all "test", and neither
-    the number of images nor of classes matters. `progress` draws a bar on a terminal's stderr.
+    Args:
+        data: a path, or the name of a built-in set such as "cifar10". The name takes precedence
+            over a folder of the same name, which opens as "./cifar10".
+        columns: names of the columns of a table.
+        classes: class names of a model, in its order. Labels must be among them, or be their
+            indices from 0. By default the labels found are the classes, in natural order.
+        split: assign images without a given split to train, val and test. If false, they all
+            become "test" and any number of images and classes is valid, as for evaluation.
+        progress: show a progress bar on stderr if it is a terminal.
+
+    Returns:
+        A `Source`: `source[0].content` is an encoded file or an array of pixels; `labels`,
+        `splits` and `ids` have one entry per image.
+
+    Example:
+        >>> source = vitrail.open_data("digits")
+        >>> len(source), source.classes[:3]
+        (1797, ('0', '1', '2'))
     """
     settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
     if not str(data):
-        raise UserError(unknown("", False, tuple(SETS)))
-    path = files.expanded(data)
+        raise UserError(describe_unknown("", False, tuple(DATASETS)))
+    path = files.expand_user(data)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
         tars = shards.find_shards(path) if is_folder else []
     except OSError as error:
-        raise UserError(f"cannot look at {data}: {error.strerror}") from error
-    if is_file and path.suffix.lower() in TABLES:
+        raise UserError(f"cannot open {data}: {error.strerror}") from error
+    if is_file and path.suffix.lower() in TABLE_SUFFIXES:
         return table.open_table(path, columns=columns, **settings)
-    if columns != USUAL:
-        raise UserError(f"{data} is no table, so it has no columns to name; leave them out")
-    if isinstance(data, str) and data in SETS:
+    if columns != DEFAULT_COLUMNS:
+        raise UserError(f"{data} is not a table; omit `data.columns`")
+    if isinstance(data, str) and data in DATASETS:
         return builtin.open_builtin(data, **settings)
     if not is_folder:
-        raise UserError(unknown(str(data), path.exists(), tuple(SETS)))
+        raise UserError(describe_unknown(str(data), path.exists(), tuple(DATASETS)))
     if tars:
         return shards.open_shards(path, tars, **settings)
     return folder.open_folder(path, **settings)
 
 
-def address(data: str | Path) -> str:
-    """What the data is called from any folder: the name of a built-in set, else a whole path."""
-    return str(data) if data in SETS else str(files.expanded(data).resolve())
+def resolve_data(data: str | Path) -> str:
+    """Returns the name of a built-in set, else the absolute path, valid from any folder."""
+    return str(data) if data in DATASETS else str(files.expand_user(data).resolve())
 
 
-def unknown(data: str, exists: bool, sets: Sequence[str]) -> str:
+def describe_unknown(data: str, exists: bool, sets: Sequence[str]) -> str:
     wanted = (
         "wanted a folder of class folders, a .csv, .tsv or .jsonl table, a folder of .tar shards"
     )
     if exists:
-        return f"{data} is no data set; {wanted}"
+        return f"{data} is not a data set; {wanted}"
     near = get_close_matches(data.casefold(), sets, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"there is no {data!r}; {wanted}, or one of {', '.join(sets)}{hint}"
+    return f"{data!r} does not exist; {wanted}, or one of {', '.join(sets)}{hint}"

@@ -1,4 +1,4 @@
-"""What every data set looks like from outside, whatever it was read from."""
+"""The interface that every data set has, whatever it is read from."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -9,30 +9,37 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.reading.contents import expect_reads
+
 Split = Literal["train", "val", "test"]
-SAMPLE = 64  # images that stand for all
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+SAMPLE_SIZE = 64  # images whose median size and usual channels decide on the recipe
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One labelled image as the data set holds it; `load_image` makes pixels of its content."""
+    """One labelled image as the data set stores it; `load_image` decodes its content."""
 
     content: bytes | np.ndarray  # an encoded file, or pixels (height, width, channels)
     label: int
     id: str  # a stable name: "cat/1.jpg", "train-000.tar:0007", "cifar10/train/00017"
-    suffix: str = ""  # of the file's name, in small letters: ".jpg"; none where there is no file
+    suffix: str = ""  # of the file name, in lower case: ".jpg"; empty if there is no file
 
 
 class Source(Protocol):
-    """A data set: indexable, safe to pickle, and cheap to copy: it holds no open file."""
+    """A data set: indexable, safe to pickle and cheap to copy, without open files.
+
+    A source that reads files has a `ContentBuffer` as `contents`, so that a file that is hashed,
+    sampled and decoded is read once.
+    """
 
     @property
     def name(self) -> str:
-        """Short, for run names: "flowers", "cifar10"."""
+        """A short name, used in run names: "flowers", "cifar10"."""
 
     @property
     def path(self) -> Path | None:
-        """The folder or table it was opened from; None if it holds its pixels."""
+        """The folder or table it was opened from; None if the pixels are in memory."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -50,39 +57,46 @@ class Source(Protocol):
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each item."""
+        """The size of each item in bytes."""
 
     @property
     def dates(self) -> NDArray[np.int64]:
-        """When each item's file was changed, in nanoseconds since 1970; 0 if it has none."""
+        """Modification time of each item's file, in nanoseconds since 1970; 0 without a file."""
 
     @property
     def ignored(self) -> Mapping[str, str]:
-        """What lies in the folder and is no part of the set, and why."""
+        """Files in the folder that are not part of the data set, each with the reason."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Item:
-        """Reads one item; `UserError` says why it cannot be read, without naming it."""
+        """Reads one item; a `UserError` says why it cannot be read, without naming it."""
 
 
-def indices(source: Source, split: Split | Literal["all"]) -> NDArray[np.int64]:
-    """The positions of one split's items in the source, in order."""
+def split_indices(source: Source, split: Split | Literal["all"]) -> NDArray[np.int64]:
+    """Returns the indices of one split's items in the source, in order."""
     if split == "all":
         return np.arange(len(source))
     return np.flatnonzero(source.splits == split)
 
 
-def sample(source: Source) -> NDArray[np.int64]:
-    """Some training images, always the same ones, whose sizes and channels stand for all."""
-    return np.random.default_rng(0).permutation(indices(source, "train"))[:SAMPLE]
+def sample_indices(source: Source) -> NDArray[np.int64]:
+    """Returns a fixed random sample of the training images, for statistics of the data set.
+
+    The contents of these items stay in the source's buffer, for the decoding that follows.
+    """
+    train = split_indices(source, "train")
+    indices = np.random.default_rng(0).permutation(train)[:SAMPLE_SIZE]
+    expect_reads(source, indices)
+    return indices
 
 
 def fingerprint(source: Source, *, dates: bool = False) -> str:
-    """A checksum that notices added, removed, renamed, relabelled or resized items.
+    """Computes a checksum that changes with added, removed, renamed, relabelled or resized items.
 
-    With `dates` also edited ones of the same size, but then the same data copied to another
-    machine differs too: right for a cache, too strict for a resume.
+    With `dates` it also changes with the modification times, so it detects edits of the same size,
+    but the same data copied to another machine differs too: right for a cache, too strict for a
+    resume.
     """
     checksum = hashlib.sha256()
     for text in (*source.classes, "", *source.ids):

@@ -1,4 +1,4 @@
-"""Which images train, validate and test: given, or decided by each image's own bytes."""
+"""Assigns images to train, val and test: as given, or by a hash of each file."""
 
 import hashlib
 import os
@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.reading.contents import expect_reads
 from vitrail.data.source import Source
-from vitrail.data.sources.names import Names
-from vitrail.data.sources.notes import keep, recall
-from vitrail.display.progress import bar
-from vitrail.errors import Refused, UserError
+from vitrail.data.sources.index_cache import load_arrays, save_arrays
+from vitrail.data.sources.names import PackedNames
+from vitrail.display.progress import progress_bar
+from vitrail.errors import OutOfResources, UserError
 
-SPLITS = {  # what folders, shards and tables call a split
+SPLIT_ALIASES = {  # names of a split in folders, shards and tables
     "train": "train",
     "training": "train",
     "val": "val",
@@ -25,46 +26,51 @@ SPLITS = {  # what folders, shards and tables call a split
     "test": "test",
     "testing": "test",
 }
-SHARE = 2**64 // 10  # of all hashes: a tenth for each split that is taken from the training images
-CHUNK = 64  # items that one thread hashes at a time
-THREADS = 4  # more than cores: they wait for the disk most of the time
+TENTH = 2**64 // 10  # of the range of hashes: val and test get 10 % of the images each
+HASH_CHUNK = 64  # items per task of a hashing thread
+HASH_THREADS = 4  # may exceed the cores: threads wait for the disk most of the time
 
-AnySource = TypeVar("AnySource", bound=Any)  # a dataclass that is a Source
+AnySource = TypeVar("AnySource", bound=Any)  # a dataclass that implements Source
 
 
-def settle(source: AnySource, *, split: bool, progress: bool) -> AnySource:
-    """The source with a split for each item, where `splits` so far holds the given ones or "".
+def assign_splits(source: AnySource, *, split: bool, progress: bool) -> AnySource:
+    """Returns the source with a split for each item; `splits` holds the given ones or "".
 
-    Without any, or with "train" alone, a tenth goes to test and a tenth to val; of train and test,
-    a tenth of train goes to val; what else is given stays. An item moves by the hash of its bytes,
-    so that copies stay together and adding images moves none that were there.
+    If no split is given, or only "train", 10 % of the images become test and 10 % val; if train
+    and test are given, 10 % of train become val; otherwise the given splits stay. The hash of a
+    file decides, so copies get the same split, and adding images moves existing ones only in a
+    class too small for every split to have a hash in its range. With `split` false, items without
+    a split become test.
     """
     given = source.splits
     if not split:
         return replace(source, splits=np.where(given == "", "test", given))
     if len(source.classes) < 2:
         raise UserError(
-            f"{source.name} has one class only, {source.classes[0]!r}; at least 2 are needed"
+            f"{source.name} has only one class, {source.classes[0]!r}; training needs at least 2"
         )
-    parts: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
     kinds, pool = set(np.unique(given).tolist()), np.flatnonzero(given == "train")
     if kinds <= {"", "train"}:
-        parts, pool = ("test", "val"), np.arange(len(source))
+        held_out, pool = ("test", "val"), np.arange(len(source))
     elif kinds == {"train", "test"}:
-        parts = ("val",)
+        held_out = ("val",)
     labels = source.labels[pool]
-    check_counts(source, labels)
-    if not parts:
+    check_training_counts(source, labels)
+    if not held_out:
         return source
-    hashes = digests(source, pool, progress=progress)[:, :8].copy().view(">u8")[:, 0]
+    hashes = hash_items(source, pool, progress=progress)[:, :8].copy().view(">u8")[:, 0]
     splits = np.where(given == "", "train", given).astype("<U5")
-    splits[pool] = carve(hashes.astype(np.uint64), labels, source.classes, parts)
+    splits[pool] = split_by_hash(hashes.astype(np.uint64), labels, source.classes, held_out)
     return replace(source, splits=splits)
 
 
-def check_counts(source: Source, labels: NDArray[np.int64]) -> None:
+def check_training_counts(source: Source, labels: NDArray[np.int64]) -> None:
     if not len(labels):
-        raise UserError(f"{source.name} has no training images, only {source.splits[0]}")
+        raise UserError(
+            f"{source.name} has no training images, only {source.splits[0]} images; "
+            f"add a train split"
+        )
     counts = np.bincount(labels, minlength=len(source.classes))
     if not counts.all():
         name = source.classes[int(counts.argmin())]
@@ -73,138 +79,146 @@ def check_counts(source: Source, labels: NDArray[np.int64]) -> None:
         )
 
 
-def carve(
+def split_by_hash(
     hashes: NDArray[np.uint64],
     labels: NDArray[np.int64],
     classes: Sequence[str],
-    parts: Sequence[str],
+    held_out: Sequence[str],
 ) -> NDArray[np.str_]:
-    """Gives each of `parts` a tenth of the range of hashes, from the lowest on; the rest trains.
+    """Assigns each of `held_out` a tenth of the range of hashes, lowest first; the rest is train.
 
-    A class that would be left without one of them gives its lowest hashes.
+    A class without an image in one of these ranges contributes its lowest hashes, so that every
+    split contains every class.
     """
-    rank = np.empty(len(hashes), np.int64)  # the position in (*parts, "train")
+    rank = np.empty(len(hashes), np.int64)  # the position in (*held_out, "train")
     order = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[order], np.arange(len(classes) + 1))
     for number, name in enumerate(classes):
         items = order[starts[number] : starts[number + 1]]
         distinct, inverse = np.unique(hashes[items], return_inverse=True)
-        if len(distinct) <= len(parts):
+        if len(distinct) <= len(held_out):
             raise UserError(
                 f"class {name!r} has {len(distinct)} different image{'s' * (len(distinct) != 1)}; "
-                f"at least {len(parts) + 1} are needed, for train and {' and '.join(parts)}"
+                f"it needs at least {len(held_out) + 1}, for train and {' and '.join(held_out)}"
             )
-        rank[items] = np.searchsorted(ends(distinct, len(parts)), inverse, side="right")
+        boundaries = find_boundaries(distinct, len(held_out))
+        rank[items] = np.searchsorted(boundaries, inverse, side="right")
     distinct, inverse = np.unique(hashes, return_inverse=True)
-    lowest = np.full(len(distinct), len(parts))
-    np.minimum.at(lowest, inverse, rank)  # copies in several classes stay together too
-    together = lowest[inverse]
+    lowest = np.full(len(distinct), len(held_out))
+    np.minimum.at(lowest, inverse, rank)  # copies in several classes get the same split too
+    rank = lowest[inverse]
     for number, name in enumerate(classes):
-        if len(np.unique(together[order[starts[number] : starts[number + 1]]])) <= len(parts):
+        if len(np.unique(rank[order[starts[number] : starts[number + 1]]])) <= len(held_out):
             raise UserError(
                 f"class {name!r} shares too many of its images with other classes to be split; "
                 f"remove the copies"
             )
-    splits: NDArray[np.str_] = np.array([*parts, "train"], dtype="<U5")[together]
+    splits: NDArray[np.str_] = np.array([*held_out, "train"], dtype="<U5")[rank]
     return splits
 
 
-def ends(distinct: NDArray[np.uint64], parts: int) -> list[int]:
-    """Where each part of one class's sorted hashes ends, none of them empty, nor what is left."""
-    found: list[int] = []
-    for part in range(1, parts + 1):
-        end = int(np.searchsorted(distinct, np.uint64(part * SHARE)))
-        at_least = found[-1] + 1 if found else 1
-        found.append(min(max(end, at_least), len(distinct) - 1 - parts + part))
-    return found
+def find_boundaries(distinct: NDArray[np.uint64], held_out: int) -> list[int]:
+    """Returns where each held-out split ends in one class's sorted hashes; no split is empty."""
+    boundaries: list[int] = []
+    for number in range(1, held_out + 1):
+        end = int(np.searchsorted(distinct, np.uint64(number * TENTH)))
+        lowest = boundaries[-1] + 1 if boundaries else 1
+        boundaries.append(min(max(end, lowest), len(distinct) - 1 - held_out + number))
+    return boundaries
 
 
-def digest(content: bytes | np.ndarray) -> bytes:
-    """16 bytes that are equal for equal files or equal pixels."""
+def hash_content(content: bytes | np.ndarray) -> bytes:
+    """Returns 16 bytes, equal for equal files or equal pixels."""
     data = content if isinstance(content, bytes) else np.ascontiguousarray(content).data
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def digests(
-    source: Source, which: NDArray[np.int64] | None = None, *, progress: bool = True
+def hash_items(
+    source: Source, indices: NDArray[np.int64] | None = None, *, progress: bool = True
 ) -> NDArray[np.uint8]:
-    """One row of 16 bytes for each of the items in `which`: equal rows are equal items.
+    """Returns one row of 16 bytes for each of the items: equal rows are equal items.
 
-    What was read before is remembered in the cache folder as long as a file keeps its size and
-    date. An item that cannot be read gets the digest of its name.
+    The cache folder remembers the digest of a file as long as its size and modification time stay
+    the same. An unreadable item gets the digest of its name. The contents that are read stay in
+    the source's buffer, for the decoding that follows.
     """
-    which = np.arange(len(source)) if which is None else which
-    known, rows = remembered(source, which)
+    indices = np.arange(len(source)) if indices is None else indices
+    known, rows = load_digests(source, indices)
     missing = np.flatnonzero(~known)
+    expect_reads(source, indices[missing])
     try:
-        with bar("reading images", len(missing), show=progress) as advance:
-            for row, found in zip(missing, read_digests(source, which[missing]), strict=True):
-                if found is not None:
-                    rows[row] = np.frombuffer(found, np.uint8)
+        with progress_bar("reading images", len(missing), show=progress) as advance:
+            digests = read_and_hash(source, indices[missing])
+            for row, digest in zip(missing, digests, strict=True):
+                if digest is not None:
+                    rows[row] = np.frombuffer(digest, np.uint8)
                     known[row] = True
                 advance(1)
-    finally:  # also when the user loses patience
+    finally:  # save what was hashed before an interruption, too
         if known[missing].any():
-            remember(source, which[known], rows[known])
+            save_digests(source, indices[known], rows[known])
     for row in np.flatnonzero(~known):
-        rows[row] = np.frombuffer(digest(os.fsencode(source.ids[int(which[row])])), np.uint8)
+        name = os.fsencode(source.ids[int(indices[row])])
+        rows[row] = np.frombuffer(hash_content(name), np.uint8)
     return rows
 
 
-def read_digests(source: Source, which: NDArray[np.int64]) -> Iterator[bytes | None]:
-    """The digest of each item in `which`, in order; None where it cannot be read."""
+def read_and_hash(source: Source, indices: NDArray[np.int64]) -> Iterator[bytes | None]:
+    """Yields the digest of each item, in order; None where it cannot be read."""
 
-    def read(chunk: NDArray[np.int64]) -> list[bytes | None]:
-        return [item_digest(source, index) for index in chunk.tolist()]
+    def hash_chunk(chunk: NDArray[np.int64]) -> list[bytes | None]:
+        return [hash_item(source, index) for index in chunk.tolist()]
 
-    chunks = (which[start : start + CHUNK] for start in range(0, len(which), CHUNK))
-    if source.path is None:  # pixels in memory: threads would only get in each other's way
+    chunks = (indices[start : start + HASH_CHUNK] for start in range(0, len(indices), HASH_CHUNK))
+    if source.path is None:  # pixels in memory: threads would only compete for the interpreter
         for chunk in chunks:
-            yield from read(chunk)
+            yield from hash_chunk(chunk)
         return
-    pool = ThreadPoolExecutor(THREADS)
+    pool = ThreadPoolExecutor(HASH_THREADS)
     try:
-        for found in pool.map(read, chunks):
-            yield from found
+        for digests in pool.map(hash_chunk, chunks):
+            yield from digests
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def item_digest(source: Source, index: int) -> bytes | None:
+def hash_item(source: Source, index: int) -> bytes | None:
     try:
-        return digest(source[index].content)
-    except Refused:
+        return hash_content(source[index].content)
+    except OutOfResources:
         raise
     except UserError:
         return None
 
 
-def remembered(
-    source: Source, which: NDArray[np.int64]
+def load_digests(
+    source: Source, indices: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-    """Which digests an earlier opening has left, and all rows, zero where there is none."""
-    rows = np.zeros((len(which), 16), np.uint8)
-    saved = recall("digests", source.path) if source.path is not None else {}
+    """Returns which digests the cache folder has, and one row for each item, zero where unknown."""
+    rows = np.zeros((len(indices), 16), np.uint8)
+    saved = load_arrays("digests", source.path) if source.path is not None else {}
     if not saved:
-        return np.zeros(len(which), bool), rows
-    names = Names.unpack(saved["names"], saved["starts"])
-    found = which if names == source.ids else places(source, which, names)
-    same = saved["sizes"][found] == source.sizes[which]
-    known = (found >= 0) & same & (saved["dates"][found] == source.dates[which])
-    rows[known] = saved["digests"][found[known]]
+        return np.zeros(len(indices), bool), rows
+    names = PackedNames.unpack(saved["names"], saved["starts"])
+    positions = indices if names == source.ids else find_rows(source, indices, names)
+    known = positions >= 0
+    known &= saved["sizes"][positions] == source.sizes[indices]
+    known &= saved["dates"][positions] == source.dates[indices]
+    rows[known] = saved["digests"][positions[known]]
     return known, rows
 
 
-def places(source: Source, which: NDArray[np.int64], names: Names) -> NDArray[np.int64]:
-    """Where each item stands in `names`; -1 if it does not."""
-    place = {name: row for row, name in enumerate(names)}
-    return np.array([place.get(source.ids[int(number)], -1) for number in which], np.int64)
+def find_rows(source: Source, indices: NDArray[np.int64], names: PackedNames) -> NDArray[np.int64]:
+    """Returns the position of each item's name in `names`; -1 if it is absent."""
+    rows = {name: row for row, name in enumerate(names)}
+    return np.array([rows.get(source.ids[int(number)], -1) for number in indices], np.int64)
 
 
-def remember(source: Source, which: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
+def save_digests(source: Source, indices: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
+    """Writes digests to the cache folder, for the next opening."""
     if source.path is None:
         return
-    names = Names(source.ids[int(number)] for number in which)
+    names = PackedNames(source.ids[int(number)] for number in indices)
     arrays = {"names": names.array, "starts": names.starts, "digests": rows}
-    arrays |= {"sizes": source.sizes[which], "dates": source.dates[which]}
-    keep("digests", source.path, arrays)
+    arrays |= {"sizes": source.sizes[indices], "dates": source.dates[indices]}
+    save_arrays("digests", source.path, arrays)

@@ -1,1 +1,4 @@
-"""What every page, plot and terminal shares; imports only `files` and `errors`."""
+"""What every page, plot and terminal shares.
+
+Imports no other folder.
+"""

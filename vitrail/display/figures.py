@@ -1,4 +1,4 @@
-"""Curves, confusion matrices and calibration as figures: for paper as PNG, for pages as SVG."""
+"""Plots shared by all pages: curves, confusion matrices, reliability diagrams; as PNG or SVG."""
 
 import io
 import re
@@ -10,12 +10,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.font_manager import get_font
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-PALETTE = {  # the names and values of a page in daylight; `svg` puts the names back
+from vitrail.display.text import truncate
+
+PALETTE = {  # the colours of `look.css` in light mode; `to_svg` puts the variables' names back
     "ink": "#22242c",
     "soft": "#646978",
     "line": "#e4e1d9",
@@ -25,16 +27,19 @@ PALETTE = {  # the names and values of a page in daylight; `svg` puts the names 
     "green": "#2c7a55",
     "violet": "#6b4a9c",
 }
-NAMED = 30  # classes up to which a matrix has their names
-COUNTED = 15  # classes up to which it has its numbers
-FINEST = 125  # rows and columns of a matrix at most; more are put together
-DOTTED = 40  # points up to which a curve has dots
-LONGEST = 18  # letters of a name
-USELESS = r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>"  # in a page, of an SVG
+MAX_NAMED_CLASSES = 30  # a confusion matrix of more classes has no class names
+MAX_COUNTED_CLASSES = 15  # one of more classes has no numbers in its cells
+MAX_CELLS = (
+    125  # rows and columns of a drawn matrix; neighbouring classes of a larger one are summed
+)
+MAX_MARKERS = 40  # a curve of more points has no markers
+MAX_LABEL = 18  # characters of a class name
+# What matplotlib writes into an SVG and a page does not need.
+SVG_EXTRAS = r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>"
 
 
-class Bin(Protocol):
-    """One bin of a reliability diagram."""
+class CalibrationBin(Protocol):
+    """One bin of a reliability diagram: mean confidence, accuracy and number of predictions."""
 
     @property
     def confidence(self) -> float: ...
@@ -51,9 +56,9 @@ class Curve:
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    colour: str = "blue"  # a name of the palette
+    colour: str = "blue"  # a key of PALETTE
     style: str = "-"
-    dots: bool = False
+    markers: bool = False
     faint: bool = False
 
 
@@ -71,14 +76,14 @@ class Chart:
     """Several curves on the same axes."""
 
     curves: Sequence[Curve]
-    x: str  # what is across
-    y: str  # what is up
-    percent: bool = False  # y is a share of 1
+    x: str  # label of the horizontal axis
+    y: str  # label of the vertical axis
+    percent: bool = False  # y is a fraction from 0 to 1, shown in percent
     marks: Sequence[Mark] = field(default_factory=tuple)
 
 
-def curves(chart: Chart, size: tuple[float, float] = (5.6, 3.3)) -> Figure:
-    """Each curve is named at its end, in its colour: no legend to look up."""
+def draw_curves(chart: Chart, size: tuple[float, float] = (5.6, 3.3)) -> Figure:
+    """Labels each curve at its end, in its colour, instead of a legend."""
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     for curve in chart.curves:
@@ -89,7 +94,9 @@ def curves(chart: Chart, size: tuple[float, float] = (5.6, 3.3)) -> Figure:
             linestyle=curve.style,
             linewidth=0.9 if curve.faint else 1.8,
             alpha=0.35 if curve.faint else 1.0,
-            marker="o" if len(curve.x) == 1 or (curve.dots and len(curve.x) <= DOTTED) else "",
+            marker="o"
+            if len(curve.x) == 1 or (curve.markers and len(curve.x) <= MAX_MARKERS)
+            else "",
             markersize=3.5,
         )
     for mark in chart.marks:
@@ -99,25 +106,25 @@ def curves(chart: Chart, size: tuple[float, float] = (5.6, 3.3)) -> Figure:
         low, high = axes.get_ylim()
         axes.set_ylim(max(0.0, low), min(1.0, high) + 0.02 * (high - low))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
-    house(axes, chart.x, chart.y)
-    name_ends(axes, [curve for curve in chart.curves if curve.label and len(curve.x)])
+    style_axes(axes, chart.x, chart.y)
+    label_curve_ends(axes, [curve for curve in chart.curves if curve.label and len(curve.x)])
     return figure
 
 
-def name_ends(axes: Axes, named: Sequence[Curve]) -> None:
-    """Labels beside the last points, moved up or down where they would touch."""
+def label_curve_ends(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Puts labels beside the last points, moved up or down where they would overlap."""
     low, high = axes.get_ylim()
     gap = 0.085 * (high - low)
-    order = sorted(named, key=lambda curve: curve.y[-1])
+    order = sorted(curves, key=lambda curve: curve.y[-1])
     heights: list[float] = []
     for curve in order:
-        wanted = min(max(float(curve.y[-1]), low), high)
-        heights.append(max(wanted, heights[-1] + gap) if heights else wanted)
-    over = max(0.0, heights[-1] - high) if heights else 0.0
+        end = min(max(float(curve.y[-1]), low), high)
+        heights.append(max(end, heights[-1] + gap) if heights else end)
+    overflow = max(0.0, heights[-1] - high) if heights else 0.0
     for curve, height in zip(order, heights, strict=True):
         axes.annotate(
             curve.label,
-            (curve.x[-1], height - over),
+            (curve.x[-1], height - overflow),
             xytext=(6, 0),
             textcoords="offset points",
             color=PALETTE[curve.colour],
@@ -128,36 +135,36 @@ def name_ends(axes: Axes, named: Sequence[Curve]) -> None:
         )
 
 
-def confusion(matrix: NDArray[np.int64], names: Sequence[str]) -> Figure:
-    """How often each class (down) was taken for each (across): right in blue, wrong in ruby."""
+def draw_confusion_matrix(matrix: NDArray[np.int64], names: Sequence[str]) -> Figure:
+    """True classes down, predicted classes across; correct predictions in blue, errors in ruby."""
     classes = len(matrix)
     side = min(7.5, max(3.4, 2.0 + 0.34 * classes))
     figure = Figure(figsize=(side, side), layout="constrained")
     axes = figure.subplots()
-    seen = together(matrix, FINEST)
-    axes.imshow(coloured(seen), interpolation="nearest", extent=(0, classes, classes, 0))
-    house(axes, "taken for", "is", grid=False)
-    if classes <= NAMED:
-        labels = [drawable(name, number) for number, name in enumerate(names)]
-        middle = np.arange(classes) + 0.5
-        turn = 0 if max(map(len, labels)) <= 3 else 90
-        size = 9 if classes <= COUNTED else 7
-        axes.set_xticks(middle, labels, rotation=turn, fontsize=size, parse_math=False)
-        axes.set_yticks(middle, labels, fontsize=size, parse_math=False)
+    coarse = sum_blocks(matrix, MAX_CELLS)
+    axes.imshow(colour_cells(coarse), interpolation="nearest", extent=(0, classes, classes, 0))
+    style_axes(axes, "predicted", "true class", grid=False)
+    if classes <= MAX_NAMED_CLASSES:
+        labels = [tick_label(name, number) for number, name in enumerate(names)]
+        centres = np.arange(classes) + 0.5
+        rotation = 0 if max(map(len, labels)) <= 3 else 90
+        size = 9 if classes <= MAX_COUNTED_CLASSES else 7
+        axes.set_xticks(centres, labels, rotation=rotation, fontsize=size, parse_math=False)
+        axes.set_yticks(centres, labels, fontsize=size, parse_math=False)
         axes.tick_params(length=0)
-    if classes <= COUNTED:
+    if classes <= MAX_COUNTED_CLASSES:
         for (row, column), count in np.ndenumerate(matrix):
             if count:
                 strong = count > 0.6 * max(1, matrix[row].sum())
                 colour = "white" if strong else PALETTE["ink"]
-                place = column + 0.5, row + 0.5
-                axes.text(*place, f"{count}", color=colour, fontsize=8, ha="center", va="center")
+                centre = column + 0.5, row + 0.5
+                axes.text(*centre, f"{count}", color=colour, fontsize=8, ha="center", va="center")
     return figure
 
 
-def together(matrix: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """A matrix of at most so many rows and columns: neighbours are added up."""
-    step = -(-len(matrix) // most)
+def sum_blocks(matrix: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+    """A matrix of at most `limit` rows and columns, in which neighbours are summed."""
+    step = -(-len(matrix) // limit)
     starts = np.arange(0, len(matrix), step)
     summed: NDArray[np.int64] = np.add.reduceat(
         np.add.reduceat(matrix, starts, axis=0), starts, axis=1
@@ -165,28 +172,31 @@ def together(matrix: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     return summed
 
 
-def coloured(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Red, green, blue and opacity of each cell; a few mistakes among many can still be seen."""
+def colour_cells(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
+    """RGBA of each cell; the square root keeps rare errors visible."""
     share = matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True))
-    right = np.eye(len(matrix), dtype=bool)[:, :, None]
-    colour = np.where(right, to_rgb(PALETTE["blue"]), to_rgb(PALETTE["ruby"]))
-    opacity = np.where(right[:, :, 0], share, np.sqrt(share))
+    correct = np.eye(len(matrix), dtype=bool)[:, :, None]
+    colour = np.where(correct, to_rgb(PALETTE["blue"]), to_rgb(PALETTE["ruby"]))
+    opacity = np.where(correct[:, :, 0], share, np.sqrt(share))
     return np.concatenate([colour, opacity[:, :, None]], axis=2)
 
 
-def calibration(before: Sequence[Bin], after: Sequence[Bin]) -> Figure:
-    """How sure the model is against how often it is right; below, how many answers are so sure."""
+def draw_reliability_diagram(
+    before: Sequence[CalibrationBin], after: Sequence[CalibrationBin]
+) -> Figure:
+    """Accuracy against confidence, before and after temperature scaling; below, the counts."""
     figure = Figure(figsize=(4.6, 4.6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     upper.plot([0, 1], [0, 1], color=PALETTE["soft"], linewidth=1, linestyle=(0, (2, 3)))
-    told = (("as it is", before, "ruby", "o", "-"), ("with temperature", after, "blue", "s", "--"))
-    for label, found, colour, marker, style in told:
-        x, y = [bin.confidence for bin in found], [bin.accuracy for bin in found]
+    series = (
+        ("raw softmax", before, "ruby", "o", "-", -0.012),
+        ("with temperature", after, "blue", "s", "--", 0.012),
+    )
+    for label, bins, colour, marker, style, shift in series:
+        x, y = [bin.confidence for bin in bins], [bin.accuracy for bin in bins]
         ink = PALETTE[colour]
         upper.plot(x, y, style, color=ink, marker=marker, markersize=4.5, linewidth=1.6)
-        counts = [bin.count for bin in found]
-        shift = -0.012 if colour == "ruby" else 0.012
-        lower.bar(np.array(x) + shift, counts, width=0.022, color=ink)
+        lower.bar(np.array(x) + shift, [bin.count for bin in bins], width=0.022, color=ink)
         upper.plot([], [], style, color=ink, marker=marker, markersize=4.5, label=label)
     upper.legend(frameon=False, fontsize=9, labelcolor=PALETTE["ink"], loc="upper left")
     upper.set_xlim(0, 1.02)
@@ -194,13 +204,13 @@ def calibration(before: Sequence[Bin], after: Sequence[Bin]) -> Figure:
     for axes in (upper, lower):
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     upper.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    house(upper, "", "answers that are right")
-    house(lower, "how sure the model is", "answers")
+    style_axes(upper, "", "accuracy")
+    style_axes(lower, "confidence", "images")
     return figure
 
 
-def house(axes: Axes, x: str, y: str, *, grid: bool = True) -> None:
-    """Quiet axes: thin lines, no box."""
+def style_axes(axes: Axes, x: str, y: str, *, grid: bool = True) -> None:
+    """The style of every plot: thin lines, axis labels, no box."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(PALETTE["soft"])
@@ -217,34 +227,32 @@ def house(axes: Axes, x: str, y: str, *, grid: bool = True) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(6))
 
 
-def drawable(name: str, number: int) -> str:
-    """A class name cut to size; its number where the font lacks a letter of it."""
+def tick_label(name: str, number: int) -> str:
+    """A class name, truncated; its index if the font lacks one of its characters."""
     font: FT2Font = get_font(_font_file())
     if not name or any(font.get_char_index(ord(letter)) == 0 for letter in name):
         return str(number)
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    return truncate(name, MAX_LABEL)
 
 
 def _font_file() -> str:
-    from matplotlib.font_manager import FontProperties, findfont
-
     return findfont(FontProperties(family="DejaVu Sans"))
 
 
-def png(figure: Figure, dpi: int = 160) -> bytes:
-    """On white, for paper and slides."""
+def to_png(figure: Figure, dpi: int = 160) -> bytes:
+    """On a white background, for paper and slides."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi, facecolor="white")
     return stream.getvalue()
 
 
-def svg(figure: Figure) -> str:
-    """For a page that defines the palette as CSS variables: follows its light and dark."""
+def to_svg(figure: Figure) -> str:
+    """For a page that defines the palette as CSS variables, in light and dark mode."""
     stream = io.StringIO()
     figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     text = stream.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(USELESS, "", text, flags=re.DOTALL)
+    text = re.sub(SVG_EXTRAS, "", text, flags=re.DOTALL)
     for name, colour in PALETTE.items():
         text = text.replace(colour, f"var(--{name})")
     return text

@@ -1,4 +1,4 @@
-"""What all pages share: one look, escaped names, and pictures that lie in the page itself."""
+"""What all HTML pages share: one style, escaped names, and images embedded in the page itself."""
 
 import base64
 import hashlib
@@ -15,15 +15,15 @@ from vitrail.display.text import printable
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-SIDE = 176  # pixels of a thumbnail: twice what a page shows, for fine screens
-TINY = 64  # pixels up to which a picture is kept as it is and drawn with hard edges
+THUMBNAIL_SIDE = 176  # pixels: twice what a page shows, for screens of high resolution
+TINY = 64  # pixels: an image up to this size is embedded unchanged and enlarged without smoothing
 
 
-def templates(folder: Path) -> "Environment":
+def load_templates(folder: Path) -> "Environment":
     """The templates of a folder, which may include `look.css` and `head.html`.
 
-    Every value is escaped; names go through the filter `shown`, which also spells out what is
-    invisible, and are one line then.
+    Every value is escaped. The filter `printable` also makes invisible characters visible: names
+    of files and classes go through it.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -34,45 +34,45 @@ def templates(folder: Path) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["shown"] = lambda text: printable(str(text))
+    environment.filters["printable"] = lambda text: printable(str(text))
     return environment
 
 
-def viewable(pixels: NDArray[np.uint8]) -> Image.Image:
-    """What a person can see of (H, W, C): the first three channels, or one."""
+def to_pil(pixels: NDArray[np.uint8]) -> Image.Image:
+    """(H, W, C) as an image that can be shown: the first three channels, or the first alone."""
     if pixels.shape[2] < 3:
         return Image.fromarray(pixels[:, :, 0])
     return Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
 
 
-def thumbnail(pixels: NDArray[np.uint8] | None, side: int = SIDE) -> dict[str, Any]:
-    """A small copy of an image (H, W, C); empty for one that cannot be read any more."""
+def make_thumbnail(pixels: NDArray[np.uint8] | None, side: int = THUMBNAIL_SIDE) -> dict[str, Any]:
+    """A small copy of an image (H, W, C) for a page; without an image if it could not be read."""
     if pixels is None:
         return {"image": None, "tiny": False}
-    image = viewable(pixels)
+    image = to_pil(pixels)
     if max(image.size) <= TINY:
-        return {"image": uri(packed(image, "PNG"), "png"), "tiny": True}
+        return {"image": data_uri(encode_image(image, "PNG"), "png"), "tiny": True}
     image.thumbnail((side, side), Image.Resampling.BICUBIC, reducing_gap=3.0)
-    return {"image": uri(packed(image, "JPEG", quality=80), "jpeg"), "tiny": False}
+    return {"image": data_uri(encode_image(image, "JPEG", quality=80), "jpeg"), "tiny": False}
 
 
-def packed(image: Image.Image, kind: str, **settings: int) -> bytes:
+def encode_image(image: Image.Image, format: str, **settings: int) -> bytes:
     stream = io.BytesIO()
-    image.save(stream, kind, optimize=True, **settings)
+    image.save(stream, format, optimize=True, **settings)
     return stream.getvalue()
 
 
-def uri(content: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+def data_uri(content: bytes, format: str) -> str:
+    return f"data:image/{format};base64,{base64.b64encode(content).decode('ascii')}"
 
 
-def checksum(script: str) -> str:
-    """What a page's policy calls its one script: no other will run."""
+def script_hash(script: str) -> str:
+    """The hash by which the page's Content-Security-Policy allows this script and no other."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
 
 
-def evenly(numbers: NDArray[np.int64], most: int) -> list[int]:
-    """At most so many of the numbers, evenly spread."""
-    places = np.linspace(0, len(numbers) - 1, min(most, len(numbers))).round().astype(int)
-    chosen: list[int] = numbers[places].tolist()
-    return chosen
+def pick_evenly(numbers: NDArray[np.int64], count: int) -> list[int]:
+    """At most `count` of the numbers, at even distances."""
+    positions = np.linspace(0, len(numbers) - 1, min(count, len(numbers))).round().astype(int)
+    picked: list[int] = numbers[positions].tolist()
+    return picked

@@ -1,18 +1,18 @@
-"""A bar on stderr for long waits; nothing is drawn unless a terminal watches."""
+"""A progress bar on stderr for long waits, drawn only on a terminal."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-PATIENCE = 1.0  # seconds before a bar appears
+DELAY = 1.0  # seconds before a bar appears, so that quick work draws none
 
 
 @contextmanager
-def bar(
-    words: str, total: int | None, *, show: bool = True, sizes: bool = False
+def progress_bar(
+    description: str, total: int | None, *, show: bool = True, in_bytes: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """Yields what to call with each number of items, or of bytes with `sizes`, that is done."""
+    """Yields a function that takes the number of items (or bytes) completed since the last call."""
     if not (show and sys.stderr.isatty()):
         yield lambda count: None
         return
@@ -26,14 +26,14 @@ def bar(
         TimeRemainingColumn,
     )
 
-    counted = DownloadColumn() if sizes else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), counted, TimeRemainingColumn())
+    counter = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), counter, TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    task, start = progress.add_task(words, total=total), time.monotonic()
+    task, start = progress.add_task(description, total=total), time.monotonic()
 
     def advance(count: int) -> None:
         progress.advance(task, count)
-        if not progress.live.is_started and time.monotonic() - start > PATIENCE:
+        if not progress.live.is_started and time.monotonic() - start > DELAY:
             progress.start()
 
     try:

@@ -1,4 +1,4 @@
-"""A picture of batches: what the model really sees, with labels."""
+"""A contact sheet of batches: what the model really receives, with labels."""
 
 import io
 from collections.abc import Sequence
@@ -9,10 +9,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-CELL, GAP, LINE = 112, 8, 16  # pixels: the shortest side of an image, between images, of a label
+CELL, GAP, LINE = 112, 8, 16  # pixels: an image's shortest side, between images, a label's height
+FONT_SIZE = 11  # pixels
+VISIBLE_SHARE = 0.005  # a mixed-in class below this share is not named: it would round to "0 %"
 
 
-def sheet(
+def draw_sheet(
     images: Tensor,  # (B, C, H, W), normalised
     targets: Tensor,  # (B,) classes, or (B, K) probabilities
     classes: Sequence[str],
@@ -23,33 +25,34 @@ def sheet(
 ) -> bytes:
     """The images of a batch as one PNG, de-normalised, each above its label.
 
-    Small images are enlarged without smoothing; for mixup both classes are named.
+    Small images are enlarged without smoothing; images mixed by mixup or cutmix name both classes.
     """
     pixels = denormalise(images.cpu(), mean, std)
     height, width = images.shape[-2:]
-    times = max(1, CELL // min(height, width))
-    wide, tall = times * width, times * height
+    scale = max(1, CELL // min(height, width))
+    cell_width, cell_height = scale * width, scale * height
     columns = min(columns, len(pixels))
     rows = -(-len(pixels) // columns)
-    size = columns * (wide + GAP) + GAP, rows * (tall + LINE + GAP) + GAP
+    size = columns * (cell_width + GAP) + GAP, rows * (cell_height + LINE + GAP) + GAP
     page = Image.new("RGB", size, "white")
-    draw, font = ImageDraw.Draw(page), lettering()
-    classes = [drawable(name, number, font) for number, name in enumerate(classes)]
+    draw, font = ImageDraw.Draw(page), load_font()
+    classes = [label_or_index(name, number, font) for number, name in enumerate(classes)]
     for number, image in enumerate(pixels):
-        left = GAP + number % columns * (wide + GAP)
-        top = GAP + number // columns * (tall + LINE + GAP)
-        page.paste(
-            Image.fromarray(image).resize((wide, tall), Image.Resampling.NEAREST), (left, top)
+        left = GAP + number % columns * (cell_width + GAP)
+        top = GAP + number // columns * (cell_height + LINE + GAP)
+        enlarged = Image.fromarray(image).resize(
+            (cell_width, cell_height), Image.Resampling.NEAREST
         )
-        label = name_of(targets[number], classes)
-        draw.text((left, top + tall + 1), shortened(label, font, wide), "black", font)
+        page.paste(enlarged, (left, top))
+        label = truncate_to_width(describe_target(targets[number], classes), font, cell_width)
+        draw.text((left, top + cell_height + 1), label, "black", font)
     stream = io.BytesIO()
     page.save(stream, "PNG")
     return stream.getvalue()
 
 
 def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """Normalised floats (B, C, H, W) as uint8 (B, H, W, 3); of other sensors the first channel."""
+    """Normalised floats (B, C, H, W) as uint8 (B, H, W, 3); grey unless there are 3 channels."""
     scale = torch.tensor(std)[:, None, None]
     shift = torch.tensor(mean)[:, None, None]
     pixels = ((images * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
@@ -57,32 +60,34 @@ def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> 
     return colour.permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def name_of(target: Tensor, classes: Sequence[str]) -> str:
+def describe_target(target: Tensor, classes: Sequence[str]) -> str:
     """A class, or "60 % cat, 40 % dog" where images were mixed."""
     if target.ndim == 0:
         return classes[int(target)]
-    shares = [(float(share), classes[k]) for k, share in enumerate(target) if share > 0.005]
+    shares = [(float(share), classes[k]) for k, share in enumerate(target) if share > VISIBLE_SHARE]
     shares.sort(key=lambda pair: -pair[0])
     if len(shares) == 1:
         return shares[0][1]
     return ", ".join(f"{share:.0%} {name}".replace("%", " %") for share, name in shares)
 
 
-def lettering() -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which comes with matplotlib and knows most alphabets."""
+def load_font() -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which comes with matplotlib and covers most alphabets."""
     import matplotlib
 
-    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), 11)
+    file = Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")
+    return ImageFont.truetype(file, FONT_SIZE)
 
 
-def drawable(name: str, number: int, font: ImageFont.FreeTypeFont) -> str:
-    """The name of a class; its number where the font lacks a letter of it."""
+def label_or_index(name: str, number: int, font: ImageFont.FreeTypeFont) -> str:
+    """The name of a class, or "class 7" if the font lacks one of its characters."""
     empty = bytes(font.getmask("\uffff"))
     lacking = any(bytes(font.getmask(letter)) == empty for letter in set(name))
     return f"class {number}" if lacking else name
 
 
-def shortened(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+def truncate_to_width(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """The text, cut so that it is at most `width` pixels wide."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "...") > width:

@@ -1,16 +1,57 @@
-"""Text that is safe to show: names from files and folders, spelled out where they could mislead."""
+"""Text for people: names without control characters, numbers with their units."""
 
 import unicodedata
 
-ODD_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, invisible, not a character
+ESCAPED_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, invisible, unassigned
+NEARLY_ALL = 0.0005  # a share nearer than this to 0 or 1 would round to "0.0 %" or "100.0 %"
 
 
 def printable(text: str) -> str:
     """One line that misleads neither a terminal nor a page.
 
-    Control characters, invisible characters and undecodable bytes are escaped.
+    Escapes control characters, invisible characters and undecodable bytes.
     """
     return "".join(
-        ascii(letter)[1:-1] if unicodedata.category(letter) in ODD_CATEGORIES else letter
+        ascii(letter)[1:-1] if unicodedata.category(letter) in ESCAPED_CATEGORIES else letter
         for letter in text
     )
+
+
+def truncate(text: str, length: int) -> str:
+    """At most `length` characters; an ellipsis marks what was cut."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def format_count(count: int, noun: str) -> str:
+    """ "1 image", "1,797 images", "2 classes"."""
+    plural = f"{noun}es" if noun.endswith(("s", "tch")) else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
+def format_percent(share: float) -> str:
+    """ "91.3 %"; with a second digit where one would claim perfection: "99.98 %"."""
+    digits = 2 if 0 < min(share, 1 - share) < NEARLY_ALL else 1
+    return f"{100 * share:.{digits}f} %"
+
+
+def format_accuracy(accuracy: float, interval: tuple[float, float] | list[float]) -> str:
+    """An accuracy with its confidence interval: "91.3 % (90.1 to 92.4)"."""
+    low, high = interval
+    return f"{100 * accuracy:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def format_duration(seconds: float) -> str:
+    """ "45 seconds", "12 minutes", "1.5 hours"."""
+    if seconds < 90:
+        return f"{seconds:.0f} second{'s' * (round(seconds) != 1)}"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def format_parameters(count: int) -> str:
+    """The number of parameters of a model: "810 k", "5.7 M"."""
+    return f"{count / 1000:.0f} k" if count < 1_000_000 else f"{count / 1e6:.1f} M"
+
+
+def format_bytes(count: int) -> str:
+    """ "24.0 kB", "5.7 MB"."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

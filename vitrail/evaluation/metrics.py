@@ -1,6 +1,7 @@
-"""Accuracy with its interval, confusion matrix, calibration: pure functions.
+"""Accuracy with its confidence interval, confusion matrix and calibration, as pure functions.
 
-Of `logits` (N, K) and `labels` (N) on the CPU: N images, K classes. Rates lie between 0 and 1.
+They take `logits` (N, K) and `labels` (N) on the CPU: N images, K classes. Rates are fractions
+from 0 to 1.
 """
 
 import math
@@ -10,42 +11,48 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Z = 1.959963984540054  # 95 % of a normal distribution lie within so many standard deviations
+Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal: a two-sided 95 % interval
+ECE_BINS = 15  # Guo et al., 2017
+CONFIDENT_ERRORS = 20  # misclassified images that `vitrail evaluate` lists
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3  # the range that `fit_temperature` searches
+BISECTIONS = 60  # halvings of that range: the rest is below the precision of float64
 
 
 def accuracy(logits: Tensor, labels: Tensor, top: int = 1) -> float:
-    """Share of images whose label is among the `top` highest logits; ties go to the lower class."""
-    own = logits.gather(1, labels[:, None])
+    """Top-k accuracy; of equal logits, the lower class index ranks first."""
+    target = logits.gather(1, labels[:, None])
     earlier = torch.arange(logits.shape[1]) < labels[:, None]
-    ahead = (logits > own) | ((logits == own) & earlier)
+    ahead = (logits > target) | ((logits == target) & earlier)
     return float((ahead.sum(dim=1) < top).double().mean())
 
 
-def interval(rate: float, count: int) -> tuple[float, float]:
-    """95 % confidence for the true rate, if `count` images show `rate` (Wilson, 1927)."""
-    weight = Z**2 / count
-    middle = (rate + weight / 2) / (1 + weight)
-    reach = Z / (1 + weight) * math.sqrt(rate * (1 - rate) / count + weight / (4 * count))
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+def wilson_interval(rate: float, count: int) -> tuple[float, float]:
+    """95 % confidence interval of a rate measured on `count` images (Wilson, 1927)."""
+    weight = Z_95**2 / count
+    centre = (rate + weight / 2) / (1 + weight)
+    margin = Z_95 / (1 + weight) * math.sqrt(rate * (1 - rate) / count + weight / (4 * count))
+    return max(0.0, centre - margin), min(1.0, centre + margin)
 
 
-def confusion(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """How often each class (row) was taken for each class (column)."""
+def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Counts of each true class (row) predicted as each class (column), as in scikit-learn."""
     return torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassScore:
-    precision: float  # of the images called so, the share that is so
-    recall: float  # of the images that are so, the share called so
-    f1: float  # harmonic mean of the two
+    """Precision, recall and F1 of one class."""
+
+    precision: float  # true positives / predicted positives
+    recall: float  # true positives / images of the class
+    f1: float  # harmonic mean of precision and recall
     count: int  # images of the class
 
 
-def per_class(confusion: Tensor) -> list[ClassScore]:
-    """Scores of each class; what has nothing to be a share of is 0."""
+def score_classes(confusion: Tensor) -> list[ClassScore]:
+    """Scores of each class from a confusion matrix; a ratio with denominator 0 is 0."""
     scores = []
-    for right, called, count in zip(
+    for correct, predicted, count in zip(
         confusion.diag().tolist(),
         confusion.sum(dim=0).tolist(),
         confusion.sum(dim=1).tolist(),
@@ -53,74 +60,82 @@ def per_class(confusion: Tensor) -> list[ClassScore]:
     ):
         scores.append(
             ClassScore(
-                precision=right / max(1, called),
-                recall=right / max(1, count),
-                f1=2 * right / max(1, called + count),
+                precision=correct / max(1, predicted),
+                recall=correct / max(1, count),
+                f1=2 * correct / max(1, predicted + count),
                 count=count,
             )
         )
     return scores
 
 
+def calibrated_softmax(logits: Tensor, temperature: float | None = None) -> Tensor:
+    """Probabilities softmax(logits / temperature) in float64; None means temperature 1."""
+    return (logits.double() / (temperature or 1.0)).softmax(dim=1)
+
+
 def log_loss(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> float:
-    """Mean of -ln(probability of the label)."""
+    """Mean negative log-likelihood, in nats."""
     return float(F.cross_entropy(logits.double() / temperature, labels))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bin:
+    """Images whose confidence falls into one range of a reliability diagram."""
+
     confidence: float  # mean probability of the predicted class
     accuracy: float
     count: int  # images
 
 
-def reliability(
-    logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: int = 15
+def reliability_diagram(
+    logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: int = ECE_BINS
 ) -> list[Bin]:
-    """Confidence against accuracy in `bins` equal ranges of confidence, leaving out empty ones."""
-    sure, predicted = (logits.double() / temperature).softmax(dim=1).max(dim=1)
-    return binned(sure, predicted == labels, bins)
+    """Accuracy against confidence in `bins` ranges of equal width, without the empty ones."""
+    confidence, predicted = calibrated_softmax(logits, temperature).max(dim=1)
+    return bin_confidences(confidence, predicted == labels, bins)
 
 
-def binned(sure: Tensor, right: Tensor, bins: int = 15) -> list[Bin]:
-    """The same from the probability of each prediction (N), and whether it was right (N)."""
-    sure, right = sure.double(), right.double()
-    number = (sure * bins).ceil().clamp(1, bins) - 1  # each range holds its upper end
-    found = []
-    for inside in (number == n for n in range(bins)):
+def bin_confidences(confidence: Tensor, correct: Tensor, bins: int = ECE_BINS) -> list[Bin]:
+    """The same from the confidence (N) of each prediction and whether it is correct (N)."""
+    confidence, correct = confidence.double(), correct.double()
+    index = (confidence * bins).ceil().clamp(1, bins) - 1  # ranges include their upper end
+    diagram = []
+    for inside in (index == n for n in range(bins)):
         if count := int(inside.sum()):
-            found.append(
+            diagram.append(
                 Bin(
-                    confidence=float(sure[inside].mean()),
-                    accuracy=float(right[inside].mean()),
+                    confidence=float(confidence[inside].mean()),
+                    accuracy=float(correct[inside].mean()),
                     count=count,
                 )
             )
-    return found
+    return diagram
 
 
-def calibration_error(curve: list[Bin]) -> float:
-    """How far confidence and accuracy lie apart on average: ECE (Naeini et al., 2015)."""
-    total = sum(bin.count for bin in curve)
-    return sum(bin.count * abs(bin.confidence - bin.accuracy) for bin in curve) / total
+def calibration_error(diagram: list[Bin]) -> float:
+    """Expected calibration error: the mean gap of confidence and accuracy (Naeini et al., 2015)."""
+    total = sum(bin.count for bin in diagram)
+    return sum(bin.count * abs(bin.confidence - bin.accuracy) for bin in diagram) / total
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """What to divide logits by for the least log-loss (Guo et al., 2017); from validation data.
+    """The temperature that minimises the log-loss (Guo et al., 2017), from validation data.
 
-    One imagined image more, of any class alike, keeps a faultless validation from certainty.
+    One pseudo-image with mean sorted logits and a uniform label regularises the fit: without it,
+    a validation set without errors has no minimum.
     """
     scores = logits.double()
-    imagined = scores.sort(dim=1).values.mean(dim=0, keepdim=True)
-    wanted = scores.gather(1, labels[:, None]).sum() + imagined.mean()
-    scores = torch.cat([scores, imagined])
+    pseudo = scores.sort(dim=1).values.mean(dim=0, keepdim=True)
+    observed = scores.gather(1, labels[:, None]).sum() + pseudo.mean()
+    scores = torch.cat([scores, pseudo])
 
     def slope(sharpness: float) -> float:  # of the log-loss, which is convex in 1 / temperature
         expected = ((scores * sharpness).softmax(dim=1) * scores).sum()
-        return float(expected - wanted)
+        return float(expected - observed)
 
-    low, high = math.log(1e-3), math.log(1e3)
-    for _ in range(60):
+    low, high = math.log(1 / MAX_TEMPERATURE), math.log(1 / MIN_TEMPERATURE)
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         steep = slope(math.exp(middle))
         low, high = (middle if steep <= 0 else low), (middle if steep >= 0 else high)
@@ -128,46 +143,45 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mistake:
-    index: int  # of the image
+class Misclassification:
+    """One image that the model gets wrong."""
+
+    index: int  # position of the image among those evaluated
     label: int
     predicted: int
-    probability: float  # that the model gave to its prediction
+    probability: float  # confidence of the prediction
 
 
-def mistakes(logits: Tensor, labels: Tensor, most: int = 20) -> list[Mistake]:
-    """The wrong predictions, the most confident first."""
-    sure, predicted = logits.double().softmax(dim=1).max(dim=1)
-    return surest_mistakes(sure, predicted, labels, most)
+def most_confident_errors(
+    confidence: Tensor, predicted: Tensor, labels: Tensor, limit: int = CONFIDENT_ERRORS
+) -> list[Misclassification]:
+    """The misclassified images, sorted by the confidence of their predictions, highest first.
 
-
-def surest_mistakes(
-    sure: Tensor, predicted: Tensor, labels: Tensor, most: int = 20
-) -> list[Mistake]:
-    """The same from the probability of each prediction."""
+    `calibrated_softmax(logits, temperature).max(dim=1)` gives confidence and prediction.
+    """
     wrong = (predicted != labels).nonzero()[:, 0]
-    order = wrong[sure[wrong].argsort(descending=True, stable=True)][:most]
+    order = wrong[confidence[wrong].argsort(descending=True, stable=True)][:limit]
     return [
-        Mistake(
+        Misclassification(
             index=int(i),
             label=int(labels[i]),
             predicted=int(predicted[i]),
-            probability=float(sure[i]),
+            probability=float(confidence[i]),
         )
         for i in order
     ]
 
 
-def mcnemar(one: Tensor, other: Tensor, labels: Tensor) -> float:
-    """Chance that two equally good models differ so much on the same images (McNemar, 1947).
+def mcnemar(first: Tensor, second: Tensor, labels: Tensor) -> float:
+    """P-value of McNemar's exact two-sided test (McNemar, 1947) for two models on the same images.
 
-    Exact and two-sided, from the predictions of both; only images that one of them gets right tell.
+    It depends only on the discordant images, which exactly one of the models classifies correctly.
     """
-    right, also = one == labels, other == labels
-    first, second = int((right & ~also).sum()), int((~right & also).sum())
-    told = first + second
-    term = tail = 1  # `told` over k, and its sum up to the smaller count
-    for k in range(min(first, second)):
-        term = term * (told - k) // (k + 1)
+    correct, also = first == labels, second == labels
+    only_first, only_second = int((correct & ~also).sum()), int((~correct & also).sum())
+    discordant = only_first + only_second
+    term = tail = 1  # binomial coefficient (discordant, k), and its sum up to the smaller count
+    for k in range(min(only_first, only_second)):
+        term = term * (discordant - k) // (k + 1)
         tail += term
-    return min(1.0, tail / (1 << told) * 2)
+    return min(1.0, tail / (1 << discordant) * 2)

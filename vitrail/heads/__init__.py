@@ -1,1 +1,4 @@
-"""Any classifier on top of the features of a frozen model."""
+"""Scikit-learn classifiers on the features of a frozen model.
+
+Imports data, display, evaluation, model, training.
+"""

@@ -1,4 +1,4 @@
-"""A classifier on top of features: what it says of them, and all that it needs to be used again."""
+"""A fitted head: logits from features, and all that is needed to use it again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,77 +12,103 @@ from vitrail.errors import UserError
 from vitrail.evaluation.metrics import fit_temperature
 from vitrail.heads.features import Examples, Features
 
-LEAST = 1e-12  # a probability of 0 would have no logarithm
+MIN_PROBABILITY = 1e-12  # probabilities are clipped here before their logarithm
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
+    """A fitted scikit-learn classifier on the features of one model.
+
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> x = np.float32([[0, 0], [0, 1], [4, 4], [4, 5]])
+    >>> fitted = LogisticRegression().fit(x, [0, 0, 1, 1])
+    >>> head = Head(kind="logistic", estimator=fitted, classes=("cat", "dog"),
+    ...             features=Features(), width=2, weights_hash="", preprocess={})
+    >>> head.logits(x).argmax(axis=1)
+    array([0, 0, 1, 1])
+    """
+
     kind: str
-    estimator: Any  # fitted, as scikit-learn has them
+    estimator: Any  # fitted, with scikit-learn's interface
     classes: tuple[str, ...]
     features: Features
-    width: int  # of a row of features
-    weights: str  # checksum of the model whose features it knows
-    view: Mapping[str, Any]  # and how that model saw images
+    width: int  # number of features
+    weights_hash: str  # checksum of the model that extracts the features
+    preprocess: Mapping[str, Any]  # preprocessing of that model
     data: Mapping[str, Any] = field(default_factory=dict)  # name, source, columns, fingerprint
     temperature: float | None = None  # fitted on validation images; None without any
 
-    def scores(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits, one column for each class: their softmax is the estimator's own probability.
+    def __repr__(self) -> str:
+        names = ", ".join(self.classes[:3]) + (", ..." if len(self.classes) > 3 else "")
+        return (
+            f"Head(kind={self.kind!r}, classes={len(self.classes)} ({names}), "
+            f"features={self.features.kind!r}, width={self.width}, "
+            f"temperature={self.temperature})"
+        )
 
-        Where it has none, margins take its place, at the temperature of the validation images.
+    def logits(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits (images, classes) of features (images, width).
+
+        Their softmax is the estimator's `predict_proba`. An estimator without probabilities gives
+        its decision function, divided by the temperature.
         """
         if x.ndim != 2 or x.shape[1] != self.width:
-            raise UserError(f"features of shape {x.shape} came; this head reads {self.width}")
-        found = spread(self.estimator, raw(self.estimator, x), len(self.classes))
+            raise UserError(
+                f"the features have shape {x.shape}; this head expects (images, {self.width})"
+            )
+        scores = score_all_classes(self.estimator, x, len(self.classes))
         if not has_probabilities(self.estimator):
-            found = found / (self.temperature or 1.0)
-        return found.astype(np.float32)
+            scores = scores / (self.temperature or 1.0)
+        return scores.astype(np.float32)
 
     def accuracy(self, examples: Examples) -> float:
-        return float((self.scores(examples.x).argmax(axis=1) == examples.y).mean())
+        return float((self.logits(examples.x).argmax(axis=1) == examples.y).mean())
 
 
 def has_probabilities(estimator: Any) -> bool:
     return hasattr(estimator, "predict_proba")
 
 
-def raw(estimator: Any, x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Log-probabilities, margins, or the bare answer: the best that the estimator can say."""
+def score_known_classes(estimator: Any, x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Log-probabilities, else the decision function, else one-hot predictions as logarithms.
+
+    The columns are those of `estimator.classes_`.
+    """
     if has_probabilities(estimator):
-        found: NDArray[np.float64] = np.log(np.maximum(estimator.predict_proba(x), LEAST))
-        return found
+        logs: NDArray[np.float64] = np.log(np.maximum(estimator.predict_proba(x), MIN_PROBABILITY))
+        return logs
     if hasattr(estimator, "decision_function"):
         margins = np.asarray(estimator.decision_function(x), np.float64)
-        if margins.ndim == 1:  # of two classes the second one's
+        if margins.ndim == 1:  # with two classes, scikit-learn gives the margin of the second
             margins = np.stack([-margins / 2, margins / 2], axis=1)
-        if margins.shape[1] == len(estimator.classes_) and not in_pairs(estimator):
+        if margins.shape[1] == len(estimator.classes_) and not is_one_vs_one(estimator):
             return margins
-    said = np.asarray(estimator.predict(x))[:, None] == estimator.classes_[None]
-    return np.log(np.where(said, 1.0, LEAST))
+    predicted = np.asarray(estimator.predict(x))[:, None] == estimator.classes_[None]
+    return np.log(np.where(predicted, 1.0, MIN_PROBABILITY))
 
 
-def in_pairs(estimator: Any) -> bool:
-    """Whether margins are between two classes each, as those of SVC may be, here or deep inside."""
+def is_one_vs_one(estimator: Any) -> bool:
+    """Whether the margins separate pairs of classes: SVC with "ovo", also inside a pipeline."""
     settings = estimator.get_params().items()
-    asked = [value for name, value in settings if name.endswith("decision_function_shape")]
-    return "ovo" in asked and len(estimator.classes_) > 2
+    shapes = [value for name, value in settings if name.endswith("decision_function_shape")]
+    return "ovo" in shapes and len(estimator.classes_) > 2
 
 
-def spread(estimator: Any, scores: NDArray[np.float64], classes: int) -> NDArray[np.float64]:
-    """Columns for all classes; those that the estimator never saw are the least likely."""
+def score_all_classes(estimator: Any, x: NDArray[np.float32], classes: int) -> NDArray[np.float64]:
+    """Scores with a column for every class; classes without training images score lowest."""
+    scores = score_known_classes(estimator, x)
     known = np.asarray(estimator.classes_, np.int64)
     if len(known) == classes:
         return scores
-    low = min(np.log(LEAST), float(scores.min(initial=0.0)) - 1)
-    found = np.full((len(scores), classes), low)
-    found[:, known] = scores
-    return found
+    lowest = min(np.log(MIN_PROBABILITY), float(scores.min(initial=0.0)) - 1)
+    expanded = np.full((len(scores), classes), lowest)
+    expanded[:, known] = scores
+    return expanded
 
 
-def heat(estimator: Any, classes: int, held_out: Examples) -> float | None:
-    """The temperature that suits images which the head did not learn from."""
+def fit_head_temperature(estimator: Any, classes: int, held_out: Examples) -> float | None:
+    """The temperature of an estimator, from images it was not fitted on; None without any."""
     if not len(held_out):
         return None
-    scores = spread(estimator, raw(estimator, held_out.x), classes)
+    scores = score_all_classes(estimator, held_out.x, classes)
     return fit_temperature(torch.from_numpy(scores), torch.from_numpy(held_out.y))

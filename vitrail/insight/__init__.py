@@ -1,1 +1,4 @@
-"""What the model looks at, how far to believe it, and what it learned."""
+"""What the model attends to, which patches matter to it, and what it has learned.
+
+Imports display, model.
+"""

@@ -1,11 +1,9 @@
-"""Why a model said what it said of one image: arrays that can be drawn, saved and shown."""
+"""Explains one prediction: heatmaps, their faithfulness and attention, to draw, save or show."""
 
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,112 +12,83 @@ from torch import Tensor
 
 from vitrail import files
 from vitrail.errors import UserError
-from vitrail.insight.explain import CLASSLESS, METHODS, explain
-from vitrail.insight.faithfulness import Faithfulness, compared
-from vitrail.insight.looks import ROOM, Looks, looks, spread
-from vitrail.insight.maps import attention, chosen, resting
+from vitrail.insight.arrays import ExplanationArrays
+from vitrail.insight.canvas import render_png
+from vitrail.insight.explain import explain
+from vitrail.insight.faithfulness import Faithfulness, compare_heatmaps
+from vitrail.insight.maps import attention, evaluation_mode, resolve_indices
+from vitrail.insight.methods import BEST, CLASS_AGNOSTIC, FAST, METHODS
+from vitrail.insight.overview import draw_overview
+from vitrail.insight.page import embed_page, render_page
+from vitrail.insight.patch_attention import MAX_BYTES, quantize_attention, spaced_subset
 from vitrail.model.vit import ViT
 
-QUICK = ("relevance", "gradient-rollout", "rollout", "attention")  # a few passes, not hundreds
-# Points of a curve after its first: 29 forwards for the four quick methods. On 16 photos, ViT-Ti:
-# 4, 5, 7 steps choose as 14 do 13, 10, 14 times, and give away 0.008, 0.019, 0.005 of the score.
+# Points of a curve after its first: 29 forwards for the four fast methods. On 16 photos, ViT-Ti:
+# 4, 5, 7 steps choose the method that 14 do 13, 10, 14 times, at a loss of 0.008, 0.019, 0.005.
 STEPS = 4
-DRAWN = 48  # small maps of heads in an overview
+MAX_MAPS = 48  # attention maps in an overview
+TOP = 5  # most likely classes in `top`
 
-Heat = NDArray[np.float32]
 
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Explanation(ExplanationArrays):
+    """One prediction explained: `heatmap`, `scores`, `attention`, and figures of them.
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Explanation:
-    """One image, what the model said of it, and where it looked.
+    `save` writes a figure (.png), an interactive page (.html) or the arrays (.npz); a notebook
+    shows the page. `Classifier.explain` returns it for an image file.
 
-    `save` writes a picture, a page or the arrays; a notebook shows it by itself.
+    >>> import numpy, torch, vitrail
+    >>> from vitrail.insight.explanation import explain_image
+    >>> config = vitrail.ViTConfig(image=32, patch=8, width=48, depth=2, heads=3, classes=2)
+    >>> pixels = numpy.zeros((32, 32, 3), numpy.uint8)
+    >>> x, names = torch.zeros(1, 3, 32, 32), ["cat", "dog"]
+    >>> one = explain_image(vitrail.ViT(config), x, pixels, names, name="a.jpg")
+    >>> one  # an untrained model: all classes are equally likely, and no patch contributes
+    Explanation('a.jpg', target='cat', probability=0.5, method='relevance', score=0.0, grid=(4, 4))
+    >>> one.heatmap.shape, one.attention.shape  # patches; layers, heads, tokens
+    ((4, 4), (2, 3, 17))
     """
 
-    name: str  # of the image
-    pixels: NDArray[np.uint8]  # what the model saw, (height, width, channels)
-    top: tuple[tuple[str, float], ...]  # the most likely classes with their probabilities
-    target: str  # the class that is explained
-    probability: float  # of that class, plain softmax
-    asked: bool  # whether that class was asked for; else it is the most likely one
-    method: str  # the method behind `heat`
-    heats: dict[str, Heat]  # of each method, (rows, columns), not negative
-    faithfulness: dict[str, Faithfulness]  # how far to trust each of them
-    attention: NDArray[np.float32]  # the reader's, (all layers, all heads, tokens), rows sum to 1
-    reader: str  # whose attention that is: [CLS] or the average patch
-    layers: tuple[int, ...]  # that are drawn
-    heads: tuple[int, ...]  # that are drawn
-    looks: Looks  # where every patch looks, for the page
-
-    @property
-    def heat(self) -> Heat:
-        """What speaks for the class, patch by patch, by the method that was chosen."""
-        return self.heats[self.method]
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
-        rows, columns = self.heat.shape
-        return rows, columns
-
-    @property
-    def scores(self) -> dict[str, float]:
-        """How faithful each method is on this image, the best first: 0 is chance, 1 the most."""
-        found = {method: one.score.item() for method, one in self.faithfulness.items()}
-        return dict(sorted(found.items(), key=lambda pair: -pair[1]))
-
-    def maps(self, layer: int) -> Heat:
-        """The reader's attention to the patches, head by head: (all heads, rows, columns)."""
-        patches = self.grid[0] * self.grid[1]
-        return self.attention[layer, :, -patches:].reshape(-1, *self.grid)
-
     def save(self, path: str | Path) -> None:
-        """A picture (.png), a page to move about in (.html), or the arrays (.npz)."""
+        """Writes a figure (.png), an interactive page (.html) or the arrays (.npz).
+
+        >>> vitrail.load("runs/digits-1").explain("digit.png").save("why.png")
+        """
         path = Path(path)
         if path.suffix == ".png":
-            files.write(path, self.overview)
+            files.write_file(path, self.overview)
         elif path.suffix == ".html":
-            from vitrail.insight.page import page
-
-            files.write(path, page([self]))
+            files.write_file(path, explanation_page([self]))
         elif path.suffix == ".npz":
-            files.write(path, self.npz())
+            files.write_file(path, self.npz())
         else:
-            raise UserError(f"{path} has no known form; name it .png, .html or .npz")
-
-    def npz(self) -> bytes:
-        """All arrays, to be read with numpy; names of methods have "heat" in front."""
-        labels, probabilities = zip(*self.top, strict=True)
-        arrays = {
-            "pixels": self.pixels,
-            "labels": np.array(labels),
-            "probabilities": np.array(probabilities),
-            "target": np.array(self.target),
-            "method": np.array(self.method),
-            "attention": self.attention,
-            "looks": self.looks.shares,
-            "looks_most": self.looks.most,
-            "looks_maps": np.array(self.looks.maps),
-        }
-        return packed(arrays | {f"heat {method}": heat for method, heat in self.heats.items()})
+            raise UserError(f"{path} has an unknown suffix; name it .png, .html or .npz")
 
     @cached_property
     def overview(self) -> bytes:
-        """The picture of it all, as PNG."""
-        from vitrail.insight.draw import overview, png
+        """The overview figure as a PNG."""
+        return render_png(draw_overview(self))
 
-        return png(overview(self))
+    def __repr__(self) -> str:
+        return (
+            f"Explanation({self.name!r}, target={self.target!r}, "
+            f"probability={self.probability:.4g}, method={self.method!r}, "
+            f"score={self.scores[self.method]:.3}, grid={self.grid})"
+        )
 
     def _repr_png_(self) -> bytes:
         return self.overview
 
     def _repr_html_(self) -> str:
-        from vitrail.insight.page import framed
-
-        return framed(self)
+        return embed_page(explanation_page([self]))
 
 
-def explained(
+def explanation_page(explanations: Sequence[Explanation], title: str = "Explanations") -> str:
+    """Several explanations as one interactive HTML page that loads nothing from elsewhere."""
+    return render_page(explanations, [one.overview for one in explanations], title)
+
+
+def explain_image(
     model: ViT,
     x: Tensor,
     pixels: NDArray[np.uint8],
@@ -127,58 +96,55 @@ def explained(
     *,
     name: str = "image",
     target: int | None = None,
-    method: str = "best",
+    method: str = BEST,
     occlusion: bool = False,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    room: int = ROOM,
+    max_bytes: int = MAX_BYTES,
+    temperature: float | None = None,
 ) -> Explanation:
-    """Explains one image: `x` as the model takes it (1, C, H, W), `pixels` as people see it.
+    """Explains one image: `x` is the model's input (1, C, H, W), `pixels` are the image to draw.
 
-    The quick methods are judged against each other on this very image, and "best" is the most
-    faithful of them; where a class is asked for, of those that tell classes apart. Occlusion, the
-    slow one, is added when it is named or asked for. `layers` and `heads` choose what is drawn.
+    All fast methods are compared on this image. `method` "best" is the most faithful of them; for a
+    given `target`, the most faithful class-specific one. `occlusion` adds the slow method.
+    `layers` and `heads` are those that figures show. `temperature` calibrates the probabilities
+    `top` and `probability`; None is 1.
     """
-    if method not in ("best", *METHODS):
-        raise UserError(f"there is no method {method!r}; choose best, {', '.join(METHODS)}")
+    if method not in (BEST, *METHODS):
+        raise UserError(
+            f"method {method!r} is unknown; choose one of {', '.join((BEST, *METHODS))}"
+        )
     config = model.config
-    drawn_heads = chosen(heads, config.heads, "heads")
-    drawn_layers = chosen(layers, config.depth, "layers")
-    seen = torch.cat(attention(model, x))[:, :, 0]  # (L, h, N)
-    room_for = max(2, DRAWN // len(drawn_heads)) if layers is None else len(drawn_layers)
-    with resting(model), torch.inference_mode():
-        probabilities = model(x)[0].softmax(dim=0).tolist()
-    order = sorted(range(len(classes)), key=lambda index: -probabilities[index])
-    aim = order[0] if target is None else target
-    names = (*QUICK, "occlusion") if occlusion or method == "occlusion" else QUICK
-    heats = {each: explain(model, x, each, target=aim) for each in names}
-    trust = compared(model, x, heats, target=aim, steps=STEPS)
+    shown_heads = resolve_indices(heads, config.heads, "heads")
+    shown_layers = resolve_indices(layers, config.depth, "layers")
+    query_attention = torch.cat(attention(model, x))[:, :, 0]  # (L, h, N)
+    layer_count = max(2, MAX_MAPS // len(shown_heads)) if layers is None else len(shown_layers)
+    with evaluation_mode(model), torch.inference_mode():
+        probabilities = (model(x)[0] / (temperature or 1)).softmax(dim=0).tolist()
+    order = sorted(range(len(classes)), key=lambda number: -probabilities[number])
+    index = order[0] if target is None else target
+    names = (*FAST, "occlusion") if occlusion or method == "occlusion" else FAST
+    heatmaps = {each: explain(model, x, each, target=index) for each in names}
+    faithfulness = compare_heatmaps(model, x, heatmaps, target=index, steps=STEPS)
     return Explanation(
         name=name,
         pixels=pixels,
-        top=tuple((classes[index], probabilities[index]) for index in order[:5]),
-        target=classes[aim],
-        probability=probabilities[aim],
-        asked=target is not None,
-        method=best(trust, target is not None) if method == "best" else method,
-        heats={each: heat[0].float().cpu().numpy() for each, heat in heats.items()},
-        faithfulness=trust,
-        attention=seen.float().cpu().numpy(),
-        reader="[CLS]" if config.pool == "cls" else "the average patch",
-        layers=tuple(spread(drawn_layers, room_for)),
-        heads=tuple(drawn_heads),
-        looks=looks(model, x, drawn_layers, drawn_heads, room),
+        top=tuple((classes[number], probabilities[number]) for number in order[:TOP]),
+        target=classes[index],
+        probability=probabilities[index],
+        target_given=target is not None,
+        method=best_method(faithfulness, target is not None) if method == BEST else method,
+        heatmaps={each: heatmap[0].float().cpu().numpy() for each, heatmap in heatmaps.items()},
+        faithfulness=faithfulness,
+        attention=query_attention.float().cpu().numpy(),
+        query="[CLS]" if config.pool == "cls" else "the average patch",
+        layers=tuple(spaced_subset(shown_layers, layer_count)),
+        heads=tuple(shown_heads),
+        patch_attention=quantize_attention(model, x, shown_layers, shown_heads, max_bytes),
     )
 
 
-def best(trust: dict[str, Faithfulness], asked: bool) -> str:
-    """The most faithful method; of a class that was asked for, one that tells classes apart."""
-    fit = [method for method in trust if method not in CLASSLESS or not asked]
-    return max(fit, key=lambda method: trust[method].score.item())
-
-
-def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Arrays as an .npz file."""
-    stream = io.BytesIO()
-    np.savez_compressed(stream, allow_pickle=False, **arrays)
-    return stream.getvalue()
+def best_method(faithfulness: dict[str, Faithfulness], target_given: bool) -> str:
+    """The most faithful method; for a given class, among those that depend on the class."""
+    candidates = [name for name in faithfulness if name not in CLASS_AGNOSTIC or not target_given]
+    return max(candidates, key=lambda name: faithfulness[name].score.item())

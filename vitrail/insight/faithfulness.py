@@ -1,4 +1,4 @@
-"""How far to trust an explanation: what the class loses when its hottest patches go first."""
+"""Faithfulness of heatmaps: insertion and deletion AUC (Petsiuk et al., 2018)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from torch import Tensor
 from vitrail.errors import UserError
 from vitrail.insight.explain import (
     BATCH,
-    METHODS,
     Target,
     check_head,
     check_patches,
-    cover,
     explain,
-    pick,
+    mask_patches,
+    target_classes,
 )
-from vitrail.insight.maps import resting, sound
+from vitrail.insight.maps import check_finite, evaluation_mode
+from vitrail.insight.methods import METHODS
 from vitrail.model.vit import ViT
 
 STEPS = 14  # points of a curve after its first
@@ -25,128 +25,135 @@ STEPS = 14  # points of a curve after its first
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Faithfulness:
-    """Probability of the class while patches go or come in the order of their heat.
+    """Probability of the class while patches are deleted or inserted, the hottest first.
 
-    After Petsiuk et al. (2018), with one difference: both curves hide patches under the mean colour
-    of the image, where the paper blurs for insertion. So an order that knows nothing scores 0.
+    The paper inserts into a blurred image; here both curves mask patches with the mean colour of
+    the image. So the insertion curve of an order mirrors the deletion curve of its reverse, and a
+    random order scores 0 on average.
     """
 
-    shares: Tensor  # (points,), of the patches that went or came, from 0 to 1
-    deletion: Tensor  # (B, points), the hottest patches go first: it should fall at once
-    insertion: Tensor  # (B, points), the hottest patches come first: it should rise at once
-    random: Tensor  # (B, points), patches go in random order: what any order reaches
+    fractions: Tensor  # (points,), of patches deleted or inserted, from 0 to 1
+    deletion: Tensor  # (B, points), starts at the whole image: should fall early
+    insertion: Tensor  # (B, points), starts at the empty image: should rise early
+    random: Tensor  # (B, points), deletion in random order, the baseline
 
     @property
-    def deletion_area(self) -> Tensor:
-        """Area under the curve, from 0 to 1 for each image: the lower, the better."""
-        return torch.trapezoid(self.deletion, self.shares)
+    def deletion_auc(self) -> Tensor:
+        """Area under the deletion curve of each image, from 0 to 1: lower is better."""
+        return torch.trapezoid(self.deletion, self.fractions)
 
     @property
-    def insertion_area(self) -> Tensor:
-        """Area under the curve, from 0 to 1 for each image: the higher, the better."""
-        return torch.trapezoid(self.insertion, self.shares)
+    def insertion_auc(self) -> Tensor:
+        """Area under the insertion curve of each image, from 0 to 1: higher is better."""
+        return torch.trapezoid(self.insertion, self.fractions)
 
     @property
-    def random_area(self) -> Tensor:
-        return torch.trapezoid(self.random, self.shares)
+    def random_auc(self) -> Tensor:
+        """Area under the curve of a random order."""
+        return torch.trapezoid(self.random, self.fractions)
 
     @property
     def score(self) -> Tensor:
-        """Insertion less deletion for each image: 0 is chance, 1 the most there can be."""
-        return self.insertion_area - self.deletion_area
+        """Insertion AUC minus deletion AUC of each image: 0 for a random order, 1 at most."""
+        return self.insertion_auc - self.deletion_auc
 
 
-def faithfulness(
-    model: ViT, x: Tensor, heat: Tensor, target: Target = None, steps: int = STEPS
+def measure_faithfulness(
+    model: ViT, x: Tensor, heatmap: Tensor, target: Target = None, steps: int = STEPS
 ) -> Faithfulness:
-    """Judges one heat (B, rows, columns); `steps` times some patches go or come."""
-    return compared(model, x, {"heat": heat}, target, steps)["heat"]
+    """The faithfulness of one heatmap per image, (B, rows, columns), in `steps` steps."""
+    return compare_heatmaps(model, x, {"heatmap": heatmap}, target, steps)["heatmap"]
 
 
-def judge(
+def compare_methods(
     model: ViT,
     x: Tensor,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] = tuple(METHODS),
     target: Target = None,
     steps: int = STEPS,
 ) -> dict[str, Faithfulness]:
-    """Explains by each method, and judges them on the same images: see `ranked`."""
-    heats = {method: explain(model, x, method, target) for method in methods}
-    return compared(model, x, heats, target, steps)
+    """The faithfulness of several methods on the same images; `rank_methods` sorts them."""
+    heatmaps = {method: explain(model, x, method, target) for method in methods}
+    return compare_heatmaps(model, x, heatmaps, target, steps)
 
 
-def ranked(judged: Mapping[str, Faithfulness]) -> list[tuple[str, float, float]]:
-    """Methods with their mean score and its standard error, the one to trust first.
+def rank_methods(results: Mapping[str, Faithfulness]) -> list[tuple[str, float, float]]:
+    """Methods with their mean score and its standard error, the most faithful first.
 
-    The error is that of the images that were seen; of a single one there is none: infinity.
+    The standard error is over images; for a single image it is infinite.
     """
     rows = []
-    for method, one in judged.items():
-        images = len(one.score)
-        error = one.score.std().item() / images**0.5 if images > 1 else float("inf")
-        rows.append((method, one.score.mean().item(), error))
+    for method, result in results.items():
+        images = len(result.score)
+        error = result.score.std().item() / images**0.5 if images > 1 else float("inf")
+        rows.append((method, result.score.mean().item(), error))
     return sorted(rows, key=lambda row: -row[1])
 
 
-def compared(
-    model: ViT, x: Tensor, heats: Mapping[str, Tensor], target: Target = None, steps: int = STEPS
+def compare_heatmaps(
+    model: ViT, x: Tensor, heatmaps: Mapping[str, Tensor], target: Target = None, steps: int = STEPS
 ) -> dict[str, Faithfulness]:
-    """Judges several heats of the same images, all against one random order."""
+    """The faithfulness of several heatmaps of the same images, with one random order for all."""
     rows, columns = check_patches(model, x)
     check_head(model)
-    for name, heat in heats.items():
-        if heat.shape != (len(x), rows, columns) or not heat.isfinite().all():
+    for name, heatmap in heatmaps.items():
+        if heatmap.shape != (len(x), rows, columns) or not heatmap.isfinite().all():
             raise UserError(
-                f"{name} has shape {tuple(heat.shape)}, or is not all numbers; "
+                f"{name} has shape {tuple(heatmap.shape)}, or contains NaN or infinity; "
                 f"give finite numbers of shape {(len(x), rows, columns)}"
             )
     if steps < 1:
         raise UserError(f"steps is {steps}; give a whole number of at least 1")
     patches = rows * columns
-    counts = torch.linspace(0, patches, min(steps, patches) + 1).round().to(x.device)
-    chance = shuffled(len(x), patches).to(x.device)
-    hidden = [gone(chance, counts)]
-    for heat in heats.values():
-        places = order(heat.flatten(1), chance)
-        hidden += [gone(places, counts), ~gone(places, counts)]
-    with resting(model), torch.no_grad():
-        logits = sound(model(x), model, x)
-        random, *curves = falling(model, x, pick(logits, target), torch.stack(hidden))
+    counts = torch.linspace(0, patches, min(steps, patches) + 1).round().to(x.device)  # (points)
+    random_ranks = draw_random_ranks(len(x), patches).to(x.device)  # (B, P)
+    masks = [mask_first(random_ranks, counts)]
+    for heatmap in heatmaps.values():
+        deleted = mask_first(rank_patches(heatmap.flatten(1), random_ranks), counts)
+        masks += [deleted, ~deleted]
+    with evaluation_mode(model), torch.no_grad():
+        logits = check_finite(model(x), model, x)  # (B, K)
+        classes = target_classes(logits, target)  # (B)
+        random, *curves = masked_probabilities(model, x, classes, torch.stack(masks))
     return {
         name: Faithfulness(
-            shares=(counts / patches).cpu(), deletion=down, insertion=up, random=random
+            fractions=(counts / patches).cpu(),
+            deletion=deletion,
+            insertion=insertion,
+            random=random,
         )
-        for name, down, up in zip(heats, curves[::2], curves[1::2], strict=True)
+        for name, deletion, insertion in zip(heatmaps, curves[::2], curves[1::2], strict=True)
     }
 
 
-def shuffled(images: int, patches: int) -> Tensor:
-    """A random place in the order for every patch of every image, always the same."""
+def draw_random_ranks(images: int, patches: int) -> Tensor:
+    """A random rank for every patch of every image, always with the same seed."""
     generator = torch.Generator().manual_seed(0)
-    return torch.rand(images, patches, generator=generator).argsort(dim=1).argsort(dim=1)
+    noise = torch.rand(images, patches, generator=generator)
+    return noise.argsort(dim=1).argsort(dim=1)  # (B, P)
 
 
-def order(heat: Tensor, chance: Tensor) -> Tensor:
-    """The place of each patch from hot to cold; patches of equal heat are ordered by chance."""
-    line = chance.argsort(dim=1)
-    line = line.gather(1, heat.gather(1, line).argsort(dim=1, descending=True, stable=True))
-    return line.argsort(dim=1)  # (B, P)
+def rank_patches(heatmap: Tensor, random_ranks: Tensor) -> Tensor:  # (B, P)
+    """The rank of each patch, the hottest first; ties are broken at random."""
+    order = random_ranks.argsort(dim=1)
+    order = order.gather(1, heatmap.gather(1, order).argsort(dim=1, descending=True, stable=True))
+    return order.argsort(dim=1)  # (B, P)
 
 
-def gone(places: Tensor, counts: Tensor) -> Tensor:
-    """Which patches are hidden when the first ones of an order are: (B, points, P)."""
-    return places[:, None] < counts[:, None]
+def mask_first(ranks: Tensor, counts: Tensor) -> Tensor:  # (B, P)
+    """A mask of the first patches by rank, for each count."""
+    return ranks[:, None] < counts[:, None]  # (B, points, P)
 
 
-def falling(model: ViT, x: Tensor, classes: Tensor, hidden: Tensor) -> Tensor:
-    """Probabilities of the classes for each image under each cover: (curves, B, points)."""
-    image = torch.arange(len(x), device=x.device)[None, :, None].expand(hidden.shape[:3])
-    covers = torch.cat([image[..., None].int(), hidden.int()], dim=-1)  # (curves, B, points, 1 + P)
-    # the whole image and the empty one are in every curve, and looked at once
-    distinct, back = covers.flatten(0, 2).unique(dim=0, return_inverse=True)
-    found = []
+def masked_probabilities(model: ViT, x: Tensor, classes: Tensor, masks: Tensor) -> Tensor:
+    """The class probability of each image under each mask (curves, B, points, P)."""
+    image = torch.arange(len(x), device=x.device)[None, :, None].expand(masks.shape[:3])
+    keys = torch.cat([image[..., None].int(), masks.int()], dim=-1)  # (curves, B, points, 1 + P)
+    # every curve contains the whole image and the empty one: each distinct mask runs once
+    distinct, inverse = keys.flatten(0, 2).unique(dim=0, return_inverse=True)
+    probabilities = []
     for part in distinct.split(BATCH):
-        image = part[:, 0].long()
-        logits = model(cover(model, x[image], part[:, 1:].bool()))
-        found.append(logits.softmax(dim=1).gather(1, classes[image][:, None])[:, 0])
-    return torch.cat(found)[back].view(hidden.shape[:3]).float().cpu()
+        image = part[:, 0].long()  # (images)
+        logits = model(mask_patches(model, x[image], part[:, 1:].bool()))  # (images, K)
+        probabilities.append(logits.softmax(dim=1).gather(1, classes[image][:, None])[:, 0])
+    return torch.cat(probabilities)[inverse].view(masks.shape[:3]).float().cpu()

@@ -1,4 +1,4 @@
-"""What a model learned: its positions, filters, how far its heads look, what its tokens hold."""
+"""What a model has learned: positions, patch filters, attention distance, token norms, features."""
 
 import torch
 from torch import Tensor
@@ -6,179 +6,187 @@ from torch.nn import functional as F
 
 from vitrail.errors import UserError
 from vitrail.insight.explain import check_patches
-from vitrail.insight.maps import Look, resting, sound, walk
+from vitrail.insight.maps import (
+    LayerAttention,
+    check_finite,
+    check_finite_weight,
+    evaluation_mode,
+    iterate_layers,
+)
 from vitrail.model.block import Block
-from vitrail.model.embed import rotary, sincos
+from vitrail.model.embed import rotary_positions, sincos_positions
 from vitrail.model.vit import ViT
 
-COLOURS = 3
+RGB = 3  # principal components that become colour channels
 
 
 def position_similarity(model: ViT) -> Tensor:
-    """How alike the positions of any two patches are, from -1 to 1: (rows, columns) twice.
+    """The similarity of the positions of any two patches, from -1 to 1.
 
-    The cosine of two learned or sine-cosine positions, as in figure 7 of Dosovitskiy et al. (2021);
-    of rotary ones the mean cosine of the angles between them.
+    The cosine similarity of learned or sine-cosine embeddings, as in figure 7 of Dosovitskiy et al.
+    (2021); for rotary positions, the mean cosine of the angles between them.
     """
     config = model.config
     if config.positions == "none":
-        raise UserError("this model has no positions, so there is nothing to compare; use another")
+        raise UserError('this model has positions "none": it has nothing to compare')
     if config.grid == (1, 1):
-        raise UserError("this model has one patch, so its position is like no other; use another")
+        raise UserError(
+            "this model has a single patch and so a single position: it has nothing to compare"
+        )
     like = model.norm.weight.detach().float()
     if model.pos_embed is not None:
-        places = model.pos_embed.detach().float()[0, config.readers :]  # (P, D)
-        known_finite(places, "pos_embed")
+        positions = model.pos_embed.detach().float()[0, config.class_tokens :]  # (P, D)
+        check_finite_weight(positions, "pos_embed")
     elif config.positions == "sincos":
-        places = sincos(config.grid, config.width, like)  # (P, D)
+        positions = sincos_positions(config.grid, config.width, like)  # (P, D)
     else:  # cos a cos b + sin a sin b = cos(a - b)
-        places = rotary(config.grid, config.width // config.heads, 0, like)[:, 0, 0]  # (2, P, d)
-        places = places.transpose(0, 1).flatten(1)  # (P, 2 d)
-    places = F.normalize(places, dim=1)
-    return (places @ places.T).view(*config.grid, *config.grid)
+        rope = rotary_positions(config.grid, config.width // config.heads, 0, like)
+        positions = rope[:, 0, 0].transpose(0, 1).flatten(1)  # (P, 2 * d)
+    positions = F.normalize(positions, dim=1)
+    similarity: Tensor = positions @ positions.T  # (P, P)
+    return similarity.view(*config.grid, *config.grid)  # (rows, columns, rows, columns)
 
 
-def filters(model: ViT, count: int = 28) -> Tensor:
-    """What patches are first measured by: main components of the patch matrix, (count, C, p, p).
+def patch_filters(model: ViT, count: int = 28) -> Tensor:
+    """The first principal components of the patch embedding, the strongest first.
 
-    They are orthonormal, the strongest first, and fewer if there are not so many (figure 7 of
-    Dosovitskiy et al., 2021, shows 28).
+    They are orthonormal. 28 of them are figure 7 (left) of Dosovitskiy et al. (2021); a small model
+    has fewer.
     """
     if model.config.stem != "patch":
         raise UserError(
-            "this model has a ResNet before its patches, so its filters are no pictures"
+            "this model embeds patches of ResNet features, so its filters are not images"
         )
     if count < 1:
         raise UserError(f"count is {count}; give a whole number of at least 1")
     weight = model.patch_embed.proj.weight.detach().float()  # (D, C, p, p)
-    known_finite(weight, "patch_embed.proj.weight")
+    check_finite_weight(weight, "patch_embed.proj.weight")
     flat = weight.flatten(1)
     _, _, components = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
-    return upright(components[:count]).view(-1, *weight.shape[1:])
+    return fix_signs(components[:count]).view(-1, *weight.shape[1:])  # (count, C, p, p)
 
 
 def attention_distance(model: ViT, x: Tensor) -> Tensor:
-    """How far each head looks, in pixels: (L, h).
+    """The mean attention distance of each head, in pixels.
 
-    The distance between the middles of two patches, weighted by the attention between them: the
-    mean over all asking patches and images (figure 7 of Dosovitskiy et al., 2021). What goes to
-    tokens in front of the patches is left out.
+    The distance between the centres of two patches, weighted by the attention between them, as a
+    mean over all query patches and images (figure 7 of Dosovitskiy et al., 2021). Attention to
+    prefix tokens is excluded.
     """
     rows, columns = (torch.arange(side, device=x.device) for side in check_patches(model, x))
-    middles = model.config.patch * torch.cartesian_prod(rows, columns).float()  # (P, 2)
-    with resting(model), torch.no_grad():
-        found = torch.stack([reach(look, middles) for look in walk(model, x)])
-    return sound(found, model, x)
+    centres = model.config.patch * torch.cartesian_prod(rows, columns).float()  # (P, 2)
+    with evaluation_mode(model), torch.no_grad():
+        layers = [layer_distance(layer, centres) for layer in iterate_layers(model, x)]
+    distance = torch.stack(layers)  # (L, h)
+    return check_finite(distance, model, x)
 
 
-def reach(look: Look, middles: Tensor) -> Tensor:
-    """How far the heads of one layer look."""
-    images, tokens, _ = look.tokens.shape
-    prefix, start = tokens - len(middles), 0
-    total = torch.zeros(look.attention.heads, device=middles.device)
-    for part in look.maps(range(prefix, tokens)):
-        part = part[..., prefix:].float()  # (B, h, rows, P)
-        part = part / part.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(part.dtype).tiny)
-        stop = start + part.shape[2]
-        apart = (middles[start:stop, None] - middles).norm(dim=-1)  # (rows, P)
-        total += (part * apart).sum(dim=(0, 2, 3))
+def layer_distance(layer: LayerAttention, centres: Tensor) -> Tensor:
+    """The mean attention distance of each head of one layer."""
+    images, tokens, _ = layer.tokens.shape
+    prefix, start = tokens - len(centres), 0
+    total = torch.zeros(layer.attention.heads, device=centres.device)
+    for chunk in layer.weights(range(prefix, tokens)):
+        chunk = chunk[..., prefix:].float()  # (B, h, rows, P)
+        chunk = chunk / chunk.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(chunk.dtype).tiny)
+        stop = start + chunk.shape[2]
+        distance = (centres[start:stop, None] - centres).norm(dim=-1)  # (rows, P)
+        total += (chunk * distance).sum(dim=(0, 2, 3))
         start = stop
-    return total / (images * len(middles))
+    return total / (images * len(centres))  # (h)
 
 
 def attention_entropy(model: ViT, x: Tensor) -> Tensor:
-    """How widely each head looks, in nats: (L, h), the mean over all tokens and images.
+    """The attention entropy of each head in nats, a mean over all tokens and images.
 
-    0 is one token only; ln N is all tokens alike.
+    0 is attention to a single token, ln N uniform attention.
     """
-    with resting(model), torch.no_grad():
-        found = torch.stack([breadth(look) for look in walk(model, x)])
-    return sound(found, model, x)
+    with evaluation_mode(model), torch.no_grad():
+        layers = [layer_entropy(layer) for layer in iterate_layers(model, x)]
+    entropy = torch.stack(layers)  # (L, h)
+    return check_finite(entropy, model, x)
 
 
-def breadth(look: Look) -> Tensor:
-    """The entropy of the heads of one layer."""
-    images, tokens, _ = look.tokens.shape
-    total = sum(torch.special.entr(part.float()).sum(dim=(0, 2, 3)) for part in look.maps())
+def layer_entropy(layer: LayerAttention) -> Tensor:
+    """The mean attention entropy of each head of one layer."""
+    images, tokens, _ = layer.tokens.shape
+    total = sum(torch.special.entr(chunk.float()).sum(dim=(0, 2, 3)) for chunk in layer.weights())
     assert isinstance(total, Tensor)
-    return total / (images * tokens)
+    return total / (images * tokens)  # (h)
 
 
-def head_strength(model: ViT, x: Tensor) -> Tensor:
-    """How much each head changes the tokens: (L, h).
+def head_contribution(model: ViT, x: Tensor) -> Tensor:
+    """How much each head changes the tokens.
 
-    The length of what it adds to a token over the length of that token, mean of tokens and images.
+    The norm of what it adds to a token over the norm of that token, a mean over tokens and images.
     """
-    with resting(model), torch.no_grad():
-        found = []
+    with evaluation_mode(model), torch.no_grad():
+        layers = []
         tokens, rope = model.embed(x)
         for block in model.blocks:
             assert isinstance(block, Block)
-            found.append(added(block, tokens, rope) / tokens.norm(dim=-1).clamp(min=1e-12)[:, None])
-            tokens = block(tokens, rope)
-        strength = torch.stack([layer.mean(dim=(0, 2)) for layer in found])
-    return sound(strength, model, x)
+            norms = tokens.norm(dim=-1).clamp(min=1e-12)  # (B, N)
+            ratio = head_output_norms(block, tokens, rope) / norms[:, None]  # (B, h, N)
+            layers.append(ratio.mean(dim=(0, 2)))
+            tokens = block(tokens, rope)  # (B, N, D)
+    contribution = torch.stack(layers)  # (L, h)
+    return check_finite(contribution, model, x)
 
 
-def added(block: Block, tokens: Tensor, rope: Tensor | None) -> Tensor:
-    """The length of what each head adds to each token: (B, h, N)."""
-    q, k, v = block.attn.split(block.norm1(tokens), rope)
+def head_output_norms(block: Block, tokens: Tensor, rope: Tensor | None) -> Tensor:  # (B, N, D)
+    """The norm of what each head adds to each token."""
+    q, k, v = block.attn.split(block.norm1(tokens), rope)  # each (B, h, N, d)
     mixed = F.scaled_dot_product_attention(q, k, v)  # (B, h, N, d)
     out = block.attn.proj.weight.unflatten(1, (block.attn.heads, -1)).transpose(0, 1)  # (h, D, d)
     scale = getattr(block.ls1, "gamma", None)
     out = out if scale is None else out * scale[:, None]
     square: Tensor = ((mixed @ (out.mT @ out)) * mixed).sum(dim=-1)  # |out mixed|^2
-    return square.clamp(min=0).sqrt()
+    return square.clamp(min=0).sqrt()  # (B, h, N)
 
 
 def dead_heads(model: ViT, x: Tensor, below: float = 0.01) -> Tensor:
-    """Heads that add next to nothing to the tokens, wherever they look: true or false, (L, h)."""
-    return head_strength(model, x) < below
+    """Whether each head adds less than this fraction to the norm of a token, on average: (L, h)."""
+    return head_contribution(model, x) < below
 
 
 def token_norms(model: ViT, x: Tensor) -> list[Tensor]:
-    """The length of each patch's token after each block: (B, rows, columns).
+    """The norm of each patch token after each block.
 
-    A few tokens far longer than the rest are the artifacts that registers cure (Darcet et al.,
-    2024): patches of sky or wall in which the model keeps notes on the whole image.
+    A few tokens with a norm far above the rest are the artifacts that registers avoid (Darcet et
+    al., 2024): patches with little information, which the model reuses for global information.
     """
     grid = model.grid(x)
-    found = []
-    with resting(model), torch.no_grad():
+    layers = []
+    with evaluation_mode(model), torch.no_grad():
         tokens, rope = model.embed(x)
         for block in model.blocks:
-            tokens = block(tokens, rope)
-            lengths = tokens[:, model.config.prefix :].norm(dim=-1)
-            found.append(sound(lengths, model, x).unflatten(1, grid))
-    return found
+            tokens = block(tokens, rope)  # (B, N, D)
+            norms = tokens[:, model.config.prefix :].norm(dim=-1)  # (B, P)
+            layers.append(check_finite(norms, model, x).unflatten(1, grid))
+    return layers
 
 
-def feature_colours(model: ViT, x: Tensor, block: int = -1) -> Tensor:
-    """Patches in colours, alike where the model finds them alike: (B, rows, columns, 3), 0 to 1.
+def feature_pca(model: ViT, x: Tensor, block: int = -1) -> Tensor:
+    """The first three principal components of the patch features as RGB, from 0 to 1.
 
-    The three main components of the patch features of all these images together (as in Oquab et
-    al., 2023), each spread from its 1st to its 99th percentile.
+    The components are computed over the patches of all these images (as in Oquab et al., 2023);
+    each is scaled from its 1st to its 99th percentile.
     """
     grid = check_patches(model, x)
-    with resting(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         features = model.features(x, [block])[0].float()  # (B, P, D)
-    flat = sound(features, model, x).flatten(0, 1)
+    flat = check_finite(features, model, x).flatten(0, 1)  # (B * P, D)
     flat = flat - flat.mean(dim=0)
-    _, vectors = torch.linalg.eigh(flat.T @ flat)  # the weakest first
-    main = upright(vectors.T.flip(0)[:COLOURS])
-    shades = F.pad(flat @ main.T, (0, COLOURS - len(main)))  # (B P, 3)
-    low, high = shades.quantile(torch.tensor([0.01, 0.99], device=x.device), dim=0)
-    shades = ((shades - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-    colours: Tensor = shades.view(len(x), *grid, COLOURS)
+    _, vectors = torch.linalg.eigh(flat.T @ flat)  # eigenvalues ascend
+    components = fix_signs(vectors.T.flip(0)[:RGB])  # (components, D)
+    values = F.pad(flat @ components.T, (0, RGB - len(components)))  # (B * P, 3)
+    low, high = values.quantile(torch.tensor([0.01, 0.99], device=x.device), dim=0)
+    values = ((values - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    colours: Tensor = values.view(len(x), *grid, RGB)  # (B, rows, columns, 3)
     return colours
 
 
-def upright(components: Tensor) -> Tensor:
-    """Components have no sign of their own: their largest number is made positive."""
+def fix_signs(components: Tensor) -> Tensor:
+    """Principal components have no sign of their own: the largest entry becomes positive."""
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))
     return components * torch.where(largest < 0, -1.0, 1.0)
-
-
-def known_finite(weight: Tensor, name: str) -> None:
-    if not weight.isfinite().all():
-        raise UserError(f"the weights hold NaN or infinity in {name}; load other weights")

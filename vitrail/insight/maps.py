@@ -1,4 +1,4 @@
-"""Attention maps of any model: exact, only the rows asked for, in bounded memory."""
+"""Attention maps of any model: exact, only the requested rows, in bounded memory."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,56 +14,64 @@ from vitrail.model.attention import Attention
 from vitrail.model.block import Block
 from vitrail.model.vit import ViT
 
-Numbers = int | Sequence[int]
-Rows = Literal["cls", "dist", "mean", "all"] | Numbers
+Indices = int | Sequence[int]
+Rows = Literal["cls", "dist", "mean", "all"] | Indices
 
-AT_ONCE = 2**24  # attention weights spelled out at a time: 64 MB, and twice that on the way
+CHUNK = 2**24  # attention weights computed at a time: 64 MB, and twice that for their softmax
 
 
 def attention(
     model: ViT,
     images: Tensor,
-    layers: Numbers | None = None,
-    heads: Numbers | None = None,
+    layers: Indices | None = None,
+    heads: Indices | None = None,
     rows: Rows | None = None,
 ) -> list[Tensor]:
-    """How much the asking tokens listen to each token: for each layer (B, heads, rows, N).
+    """The attention weights of each layer, of shape (B, heads, rows, N): the maps that papers show.
 
-    `layers` and `heads` are numbers, negative ones counted from the end; None is all of them.
-    `rows` are those who ask: "cls" or "dist", which the head reads; "mean", the average patch (one
-    row, the mean of the rows of all patches); "all" tokens; or numbers of patches in reading order
-    from 0. None is "cls", or "mean" where there is no [CLS].
-    Columns are all tokens, those in front of the patches too, so that every row sums to 1.
+    `layers` and `heads` are indices, negative ones counted from the end; None is all of them.
+    `rows` are the query tokens: "cls" or "dist", the tokens that a head reads; "mean", the average
+    over all patches (one row); "all" tokens; or indices of patches in reading order.
+    None is "cls", or "mean" for a model without [CLS].
+    Columns are all tokens, prefix tokens included, so that every row sums to 1.
+
+    >>> import torch, vitrail
+    >>> config = vitrail.ViTConfig(image=32, patch=8, width=48, depth=2, heads=3)
+    >>> maps = vitrail.attention(vitrail.ViT(config), torch.rand(1, 3, 32, 32))
+    >>> len(maps), maps[0].shape  # 2 layers; 3 heads, [CLS] attends to [CLS] and 16 patches
+    (2, torch.Size([1, 3, 1, 17]))
     """
-    rows = usual(model) if rows is None else rows
-    asking = queries(model, images, rows)
-    wanted = chosen(layers, len(model.blocks), "layers")
-    picked = chosen(heads, model.config.heads, "heads")
+    rows = default_rows(model) if rows is None else rows
+    queries = query_tokens(model, images, rows)
+    wanted = resolve_indices(layers, len(model.blocks), "layers")
+    selected = resolve_indices(heads, model.config.heads, "heads")
     found = {}
-    with resting(model), torch.no_grad():
-        for number, look in zip(range(max(wanted) + 1), walk(model, images), strict=False):
+    with evaluation_mode(model), torch.no_grad():
+        for number, layer in zip(
+            range(max(wanted) + 1), iterate_layers(model, images), strict=False
+        ):
             if number in wanted:
-                parts = look.maps(asking, picked)
-                found[number] = average(parts) if rows == "mean" else joined(parts)
-    return [sound(found[number], model, images) for number in wanted]
+                chunks = layer.weights(queries, selected)
+                found[number] = mean_row(chunks) if rows == "mean" else concatenate_rows(chunks)
+    return [check_finite(found[number], model, images) for number in wanted]
 
 
-def pool_weights(model: ViT, images: Tensor) -> Tensor:
-    """How much attention pooling listens to each patch, by each head: (B, h, 1, P)."""
+def pool_attention(model: ViT, images: Tensor) -> Tensor:
+    """The weights of attention pooling, for each head and patch: (B, h, 1, P)."""
     if model.attn_pool is None:
         raise UserError(
-            f'this model pools by "{model.config.pool}", not by attention; ask for its attention'
+            f'this model has pool "{model.config.pool}", not "map"; use `vitrail.attention` instead'
         )
-    with resting(model), torch.no_grad():
-        patches = model.encode(images)[:, model.config.prefix :]
+    with evaluation_mode(model), torch.no_grad():
+        patches = model.encode(images)[:, model.config.prefix :]  # (B, P, D)
         weights: Tensor = model.attn_pool.weights(model.norm(patches))  # (B, h, 1, P)
-    return sound(weights, model, images)
+    return check_finite(weights, model, images)
 
 
-def patch_columns(model: ViT, maps: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-    """The columns that are patches, as a picture: (..., N) becomes (..., rows, columns).
+def patch_grid(model: ViT, maps: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+    """Drops the columns of prefix tokens and restores the grid: (..., N) to (..., rows, columns).
 
-    `grid` is that of the images, `model.grid(images)`; by default that of the model.
+    `grid` is `model.grid(images)`; by default, that of the model's own image size.
     """
     rows, columns = model.config.grid if grid is None else grid
     patches, tokens = rows * columns, maps.shape[-1]
@@ -72,43 +80,43 @@ def patch_columns(model: ViT, maps: Tensor, grid: tuple[int, int] | None = None)
             f"maps of {tokens} tokens do not fit a grid of {rows} x {columns} patches; "
             f"give the grid of their images: model.grid(images)"
         )
-    pictures: Tensor = maps[..., tokens - patches :].unflatten(-1, (rows, columns))
-    return pictures
+    grids: Tensor = maps[..., tokens - patches :].unflatten(-1, (rows, columns))
+    return grids
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """One layer's attention and what it was given."""
+class LayerAttention:
+    """The attention module of one layer with its input."""
 
     attention: Attention
-    tokens: Tensor  # (B, N, D), normalised
+    tokens: Tensor  # (B, N, D), after the block's first norm
     rope: Tensor | None
 
-    def maps(
-        self, asking: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    def weights(
+        self, queries: Sequence[int] | None = None, heads: Sequence[int] | None = None
     ) -> Iterator[Tensor]:
-        """The attention of all rows or of these, a few rows at a time."""
+        """The attention weights of all rows or of these, a chunk of rows at a time."""
         images, tokens, _ = self.tokens.shape
-        asking = range(tokens) if asking is None else asking
+        queries = range(tokens) if queries is None else queries
         count = self.attention.heads if heads is None else len(heads)
-        few = max(1, AT_ONCE // (images * count * tokens))
-        for start in range(0, len(asking), few):
-            rows = list(asking[start : start + few])
+        step = max(1, CHUNK // (images * count * tokens))
+        for start in range(0, len(queries), step):
+            rows = list(queries[start : start + step])
             yield self.attention.weights(self.tokens, heads, rows, rope=self.rope)
 
 
-def walk(model: ViT, images: Tensor) -> Iterator[Look]:
-    """Layer by layer, what its attention is given; a block runs when the next one is asked for."""
+def iterate_layers(model: ViT, images: Tensor) -> Iterator[LayerAttention]:
+    """The attention of each layer; a block runs only when the next layer is requested."""
     x, rope = model.embed(images)
     for block in model.blocks:
         assert isinstance(block, Block)
-        yield Look(attention=block.attn, tokens=block.norm1(x), rope=rope)
-        x = block(x, rope)
+        yield LayerAttention(attention=block.attn, tokens=block.norm1(x), rope=rope)
+        x = block(x, rope)  # (B, N, D)
 
 
 @contextmanager
-def resting(model: ViT) -> Iterator[None]:
-    """Evaluation mode; afterwards every module is in the mode that it was in."""
+def evaluation_mode(model: ViT) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards, every module has its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -118,12 +126,12 @@ def resting(model: ViT) -> Iterator[None]:
             module.training = training
 
 
-def usual(model: ViT) -> Rows:
+def default_rows(model: ViT) -> Rows:
     return "cls" if model.config.pool == "cls" else "mean"
 
 
-def queries(model: ViT, images: Tensor, rows: Rows) -> Sequence[int]:
-    """Numbers of the tokens that ask."""
+def query_tokens(model: ViT, images: Tensor, rows: Rows) -> Sequence[int]:
+    """Indices of the query tokens among all tokens."""
     config = model.config
     height, width = model.grid(images)
     patches = range(config.prefix, config.prefix + height * width)
@@ -132,49 +140,53 @@ def queries(model: ViT, images: Tensor, rows: Rows) -> Sequence[int]:
     if rows == "mean":
         return patches
     if isinstance(rows, str):
-        there = {"cls": config.pool == "cls", "dist": config.distilled}
-        if not there.get(rows, False):
-            known = [*(name for name in there if there[name]), "mean", "all"]
+        available = {"cls": config.pool == "cls", "dist": config.distilled}
+        if not available.get(rows, False):
+            names = [*(name for name in available if available[name]), "mean", "all"]
             raise UserError(
-                f'this model has no rows "{rows}"; ask for {", ".join(known)} or patch numbers'
+                f'this model has no rows "{rows}"; give {", ".join(names)} or patch indices'
             )
         return [0 if rows == "cls" else 1]
-    return [patches[number] for number in chosen(rows, len(patches), "patches")]
+    return [patches[number] for number in resolve_indices(rows, len(patches), "patches")]
 
 
-def chosen(numbers: Numbers | None, count: int, what: str) -> Sequence[int]:
-    """Numbers counted from the start, all of them by default."""
+def resolve_indices(numbers: Indices | None, count: int, what: str) -> Sequence[int]:
+    """Indices counted from 0, where negative ones count from the end; None is all of them."""
     if numbers is None:
         return range(count)
-    asked = [index(n) for n in ([numbers] if isinstance(numbers, int) else numbers)]
-    if not asked or not all(-count <= number < count for number in asked):
+    given = [index(n) for n in ([numbers] if isinstance(numbers, int) else numbers)]
+    if not given or not all(-count <= number < count for number in given):
         raise UserError(
-            f"no such {what}: {asked}; give numbers from 0 to {count - 1}, or from -1 down"
+            f"no such {what}: {given}; give indices from 0 to {count - 1}, or from -1 down"
         )
-    return [number % count for number in asked]
+    return [number % count for number in given]
 
 
-def joined(parts: Iterator[Tensor]) -> Tensor:
-    first, *rest = parts
+def concatenate_rows(chunks: Iterator[Tensor]) -> Tensor:
+    first, *rest = chunks
     return torch.cat([first, *rest], dim=2) if rest else first
 
 
-def average(parts: Iterator[Tensor]) -> Tensor:
-    """The mean row of all parts."""
-    first = next(parts)
+def mean_row(chunks: Iterator[Tensor]) -> Tensor:
+    """The mean over the rows of all chunks."""
+    first = next(chunks)
     total, rows = first.sum(dim=2, keepdim=True), first.shape[2]
-    for part in parts:
-        total, rows = total + part.sum(dim=2, keepdim=True), rows + part.shape[2]
-    return total / rows
+    for chunk in chunks:
+        total, rows = total + chunk.sum(dim=2, keepdim=True), rows + chunk.shape[2]
+    return total / rows  # (B, heads, 1, N)
 
 
-def sound(result: Tensor, model: ViT, images: Tensor) -> Tensor:
-    """The result, if all of it is numbers; else the reason why it is not."""
+def check_finite(result: Tensor, model: ViT, images: Tensor) -> Tensor:
+    """The result if all its values are finite; otherwise, an error that names the cause."""
     if result.isfinite().all():
         return result
     for name, weight in model.named_parameters():
-        if not weight.isfinite().all():
-            raise UserError(f"the weights hold NaN or infinity in {name}; load other weights")
+        check_finite_weight(weight, name)
     if not images.isfinite().all():
-        raise UserError("the images hold NaN or infinity; give finite numbers")
+        raise UserError("the images contain NaN or infinity; give finite numbers")
     raise UserError(f"the model overflows in {result.dtype} on these images; use float32")
+
+
+def check_finite_weight(weight: Tensor, name: str) -> None:
+    if not weight.isfinite().all():
+        raise UserError(f"the weights contain NaN or infinity in {name}; load other weights")

@@ -1,4 +1,4 @@
-"""Explanations as one HTML page that needs no network: move over a patch, see where it looks."""
+"""Explanations as one interactive HTML page that needs no network."""
 
 import base64
 import html
@@ -13,133 +13,139 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail import __version__
-from vitrail.display.page import TINY, checksum, packed, templates, uri
+from vitrail.display.page import TINY, data_uri, encode_image, load_templates, script_hash
 from vitrail.display.text import printable
-from vitrail.insight.draw import HEAT, LOOK, WORDS, colour, ends
-from vitrail.insight.explain import CLASSLESS
-from vitrail.insight.explanation import Explanation
+from vitrail.insight.arrays import ExplanationArrays
+from vitrail.insight.canvas import HEATMAP, MAGNITUDE
+from vitrail.insight.methods import METHODS
+from vitrail.insight.overlay import colour_limits, to_rgb
 
 FOLDER = Path(__file__).parent
-IMAGES = 60  # on one page
-ROOM = 48_000_000  # bytes of maps on one page, shared by its images
-STILL = 1210  # pixels across the picture for browsers without scripts
+MAX_IMAGES = 60  # on one page
+MAX_BYTES_PER_PAGE = 48_000_000  # of quantized attention, shared by the images of a page
+STILL_WIDTH = 1210  # pixels of the overview for browsers without JavaScript
 
 
-def page(explanations: Sequence[Explanation], title: str = "What it looks at") -> str:
-    """The whole page, the first image in front."""
+def render_page(
+    explanations: Sequence[ExplanationArrays], overviews: Sequence[bytes], title: str
+) -> str:
+    """The whole page; `overviews` are PNGs for browsers without JavaScript."""
     script = (FOLDER / "page.js").read_text()
-    template = templates(FOLDER).get_template("page.html")
+    template = load_templates(FOLDER).get_template("page.html")
     return template.render(
         version=__version__,
         title=title,
         script=script,
-        checksum=checksum(script),
-        stills=[still(one) for one in explanations],
+        script_hash=script_hash(script),
+        stills=[
+            {"name": one.name, "image": encode_still(overview)}
+            for one, overview in zip(explanations, overviews, strict=True)
+        ],
         data={
-            "colours": {"look": palette(LOOK), "heat": palette(HEAT)},
-            "images": [plain(one) for one in explanations],
+            "palettes": {
+                "attention": encode_palette(MAGNITUDE),
+                "heatmap": encode_palette(HEATMAP),
+            },
+            "images": [page_data(one) for one in explanations],
         },
     )
 
 
-def plain(one: Explanation) -> dict[str, Any]:
-    """What the script draws from, as JSON has it."""
-    looks = one.looks
+def embed_page(page: str) -> str:
+    """The page in an iframe for notebooks; its sandbox allows scripts and nothing else."""
+    style = "width:100%;height:760px;border:0;border-radius:12px"
+    content = html.escape(page)
+    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{content}"></iframe>'
+
+
+def page_data(one: ExplanationArrays) -> dict[str, Any]:
+    """What the script needs of one explanation, for JSON."""
+    packed = one.patch_attention
     return {
         "name": printable(one.name),
-        "image": picture(one.pixels),
+        "image": encode_pixels(one.pixels),
         "tiny": max(one.pixels.shape[:2]) <= TINY,
         "size": one.pixels.shape[:2],
         "top": [[printable(label), probability] for label, probability in one.top],
         "target": printable(one.target),
         "probability": one.probability,
-        "asked": one.asked,
-        "reader": one.reader,
-        "front": front(one),
+        "targetGiven": one.target_given,
+        "query": one.query,
+        "prefixName": name_prefix(one),
         "method": one.method,
         "grid": one.grid,
-        "heats": [heat(one, method, score) for method, score in one.scores.items()],
-        "layers": sorted({layer for layer, _ in looks.maps if layer >= 0}),
+        "heatmaps": [heatmap_data(one, method, score) for method, score in one.scores.items()],
+        "layers": sorted({layer for layer, _ in packed.maps if layer >= 0}),
         "heads": list(one.heads),
-        "note": note(one),
-        "cells": looks.cells,
-        "gathered": looks.gathered,
-        "maps": looks.maps,
-        "shares": text(looks.shares),
-        "most": text(looks.most.astype("<f4")),
-        "prefix": text(looks.front.astype("<f4")),
+        "note": describe_omissions(one),
+        "cellGrid": packed.grid,
+        "maps": packed.maps,
+        "levels": encode_array(packed.levels),
+        "rowMax": encode_array(packed.row_max.astype("<f4")),
+        "prefix": encode_array(packed.prefix.astype("<f4")),
     }
 
 
-def heat(one: Explanation, method: str, score: float) -> dict[str, Any]:
-    values = one.heats[method]
-    (low, high), whole = ends(values), max(float(values.sum()), 1e-30)
-    scaled = ((values - low) / max(high - low, 1e-30)).clip(0, 1) * 255
+def heatmap_data(one: ExplanationArrays, method: str, score: float) -> dict[str, Any]:
+    values = one.heatmaps[method]
+    (low, high), total = colour_limits(values), max(float(values.sum()), 1e-30)
+    levels = ((values - low) / max(high - low, 1e-30)).clip(0, 1) * 255
     return {
         "method": method,
-        "words": WORDS[method],
-        "classless": method in CLASSLESS,
+        "summary": METHODS[method].summary,
+        "classSpecific": METHODS[method].class_specific,
         "score": round(score, 3),
-        "ends": [low / whole, high / whole],
-        "more": bool(values.max() > high),
-        "values": text((values / whole).astype("<f4")),
-        "shares": text(np.rint(scaled).astype(np.uint8)),
+        "limits": [low / total, high / total],
+        "exceeded": bool(values.max() > high),
+        "fractions": encode_array((values / total).astype("<f4")),
+        "levels": encode_array(np.rint(levels).astype(np.uint8)),
     }
 
 
-def front(one: Explanation) -> str:
-    """What the tokens in front of the patches are called together."""
+def name_prefix(one: ExplanationArrays) -> str:
+    """What the page calls the tokens in front of the patches."""
     count = one.attention.shape[-1] - one.grid[0] * one.grid[1]
-    if count == 1 and one.reader == "[CLS]":
+    if count == 1 and one.query == "[CLS]":
         return "[CLS]"
-    return "tokens without a place" if count else ""
+    return "prefix tokens" if count else ""
 
 
-def note(one: Explanation) -> str:
-    """What was left out to keep the page small."""
-    looks, told = one.looks, []
-    layers = [layer for layer, head in looks.maps if layer >= 0 and head < 0]
-    whole = {layer for layer, head in looks.maps if head >= 0}
-    if looks.gathered > 1:
-        told.append(f"a square is {looks.gathered} x {looks.gathered} patches")
-    if len(layers) < looks.wanted:
-        told.append(f"{len(layers)} of {looks.wanted} layers are here")
-    if not whole:
-        told.append("heads are here by their mean only")
-    elif len(whole) < len(layers):
-        told.append(f"{len(whole)} of {len(layers)} layers have every head, the others their mean")
-    return "To keep this page small, " + ", ".join(told) + "." if told else ""
+def describe_omissions(one: ExplanationArrays) -> str:
+    """Which maps the page omits to stay small."""
+    packed, omissions = one.patch_attention, []
+    layers = [layer for layer, head in packed.maps if layer >= 0 and head < 0]
+    with_heads = {layer for layer, head in packed.maps if head >= 0}
+    if packed.cell_side > 1:
+        omissions.append(f"a cell covers {packed.cell_side} x {packed.cell_side} patches")
+    if len(layers) < packed.requested_layers:
+        omissions.append(f"{len(layers)} of {packed.requested_layers} layers are shown")
+    if not with_heads:
+        omissions.append("only the mean over heads is shown")
+    elif len(with_heads) < len(layers):
+        omissions.append(f"{len(with_heads)} of {len(layers)} layers show single heads")
+    return "To keep this page small, " + ", ".join(omissions) + "." if omissions else ""
 
 
-def text(array: NDArray[Any]) -> str:
+def encode_array(array: NDArray[Any]) -> str:
+    """The bytes of an array in base64."""
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
 
 
-def palette(name: str) -> str:
-    """The 256 colours of a map, as red, green and blue bytes."""
-    return text(colormaps[name](np.arange(256), bytes=True)[:, :3])
+def encode_palette(cmap: str) -> str:
+    """The 256 colours of a colormap as RGB bytes."""
+    return encode_array(colormaps[cmap](np.arange(256), bytes=True)[:, :3])
 
 
-def picture(pixels: NDArray[np.uint8]) -> str:
-    """As the model saw it: small ones exactly, photographs as JPEG."""
-    image = Image.fromarray(colour(pixels))
+def encode_pixels(pixels: NDArray[np.uint8]) -> str:
+    """The image as a data URI: lossless if tiny, otherwise as JPEG."""
+    image = Image.fromarray(to_rgb(pixels))
     if max(image.size) <= TINY:
-        return uri(packed(image, "PNG"), "png")
-    return uri(packed(image, "JPEG", quality=90), "jpeg")
+        return data_uri(encode_image(image, "PNG"), "png")
+    return data_uri(encode_image(image, "JPEG", quality=90), "jpeg")
 
 
-def still(one: Explanation) -> dict[str, str]:
-    """The overview, for browsers without scripts."""
-    image = Image.open(io.BytesIO(one.overview)).convert("RGB")
-    image.thumbnail((STILL, 10 * STILL))
-    return {"name": one.name, "image": uri(packed(image, "JPEG", quality=82), "jpeg")}
-
-
-def framed(one: Explanation) -> str:
-    """The page in a frame of its own, for notebooks: it can neither see nor change what is around.
-
-    The frame may run the page's one script, and nothing else.
-    """
-    content = html.escape(page([one]))
-    style = "width:100%;height:760px;border:0;border-radius:12px"
-    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{content}"></iframe>'
+def encode_still(overview: bytes) -> str:
+    """An overview as a smaller JPEG."""
+    image = Image.open(io.BytesIO(overview)).convert("RGB")
+    image.thumbnail((STILL_WIDTH, 10 * STILL_WIDTH))
+    return data_uri(encode_image(image, "JPEG", quality=82), "jpeg")

@@ -1,5 +1,8 @@
-"""Pixels in, logits out; knows nothing else.
+"""The Vision Transformer: pixels in, logits out.
 
-The legend of every shape comment: B images, C channels, H and W pixels, P patches, N tokens,
-D width, h heads, d head width, M width inside the MLP, L blocks, K classes.
+Shape comments throughout the project use these letters: B images, C channels, H and W pixels,
+P patches, p pixels along the side of a patch, N tokens, D width, h heads, d head width,
+M width inside the MLP, L blocks, K classes.
+
+Imports no other folder.
 """

@@ -1,4 +1,4 @@
-"""Self-attention: fast in `forward`, open to the eye in `weights`."""
+"""Multi-head self-attention: fused in `forward`, written out in `weights`."""
 
 import math
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.model.embed import rotate
+from vitrail.model.embed import apply_rotary
 
 ALL = slice(None)
 
 
 class Attention(nn.Module):
-    """Every token asks all tokens and takes a mixture of their answers (Vaswani et al., 2017)."""
+    """Each token takes a weighted mean of the values of all tokens (Vaswani et al., 2017)."""
 
     def __init__(
         self, width: int, heads: int, qk_norm: bool = False, eps: float = 1e-6, dropout: float = 0.0
@@ -27,16 +27,16 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:  # (B, N, D)
         q, k, v = self.split(x, rope)  # each (B, h, N, d)
-        x = F.scaled_dot_product_attention(q, k, v)  # softmax(q k^T / sqrt(d)) v, never written out
+        x = F.scaled_dot_product_attention(q, k, v)  # softmax(q k^T / sqrt(d)) v, fused
         x = self.proj(x.transpose(1, 2).flatten(2))  # (B, N, D)
         x = self.dropout(x)
         return x
 
     def split(self, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of every head."""
+        """Queries, keys and values of every head; `rope` rotates queries and keys."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # each (B, N, h, d)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # each (B, h, N, d)
-        return rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v
+        return apply_rotary(self.q_norm(q), rope), apply_rotary(self.k_norm(k), rope), v
 
     def weights(
         self,
@@ -45,18 +45,19 @@ class Attention(nn.Module):
         rows: Sequence[int] | slice | None = None,
         rope: Tensor | None = None,
     ) -> Tensor:
-        """The same attention spelled out: how much each token listens to each other one.
+        """The attention weights that `forward` applies: how much each token attends to each other.
 
-        `heads`, and `rows` (the tokens that ask), choose a part of it; every row sums to 1.
+        `heads` and `rows` (the query tokens) select a part; None is all. Every row sums to 1.
         """
         heads, rows = (ALL if choice is None else choice for choice in (heads, rows))
-        turn = None if rope is None else rope[..., rows, :]
-        q = rotate(self.q_norm(self.part(0, x[:, rows])), turn)[:, heads]  # (B, heads, rows, d)
-        k = rotate(self.k_norm(self.part(1, x)), rope)[:, heads]  # (B, heads, N, d)
+        query_rope = None if rope is None else rope[..., rows, :]
+        q = apply_rotary(self.q_norm(self.project(x[:, rows], 0)), query_rope)
+        k = apply_rotary(self.k_norm(self.project(x, 1)), rope)
+        q, k = q[:, heads], k[:, heads]
         return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)  # (B, heads, rows, N)
 
-    def part(self, number: int, x: Tensor) -> Tensor:
-        """Only the queries (0), the keys (1) or the values (2)."""
-        weight, bias = self.qkv.weight.chunk(3)[number], self.qkv.bias.chunk(3)[number]
-        x = F.linear(x, weight, bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return x
+    def project(self, x: Tensor, part: int) -> Tensor:  # (B, rows, D)
+        """Only the queries (0), the keys (1) or the values (2) of these tokens."""
+        weight, bias = self.qkv.weight.chunk(3)[part], self.qkv.bias.chunk(3)[part]
+        x = F.linear(x, weight, bias).unflatten(-1, (self.heads, -1))  # (B, rows, h, d)
+        return x.transpose(1, 2)  # (B, h, rows, d)

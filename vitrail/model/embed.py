@@ -1,4 +1,4 @@
-"""Pixels to tokens; positions, and stretching them to a new grid."""
+"""From pixels to tokens: patch embedding and position embeddings, for any grid of patches."""
 
 import math
 
@@ -11,9 +11,9 @@ from vitrail.model.resnet import ResNet
 
 
 class PatchEmbed(nn.Module):
-    """Cuts the image into patches and multiplies each by the same matrix: x E of equation 1.
+    """Multiplies each flattened patch by one matrix: x E of equation 1.
 
-    A convolution whose stride is its size does just that, and faster than cutting.
+    A convolution whose stride equals its kernel size does exactly that, without copying patches.
     """
 
     def __init__(self, config: ViTConfig):
@@ -30,49 +30,49 @@ class PatchEmbed(nn.Module):
         return x.flatten(2).mT  # (B, P, D)
 
 
-def stretch(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """Learned positions of one grid of patches, seen on another one: bicubic, as timm does it."""
+def interpolate_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Position embeddings of one grid of patches, resampled to another: bicubic, like timm."""
     if old == new:
         return positions
-    # half precision would round the interpolation, double must stay double
+    # half precision would round the interpolation; double precision must stay double
     exact = positions.to(torch.promote_types(positions.dtype, torch.float32))
-    x = exact.unflatten(1, old).permute(0, 3, 1, 2)
-    x = F.interpolate(x, size=new, mode="bicubic", antialias=True)
+    x = exact.unflatten(1, old).permute(0, 3, 1, 2)  # (1, D, rows, columns)
+    x = F.interpolate(x, size=new, mode="bicubic", antialias=True)  # (1, D, rows, columns)
     return x.flatten(2).mT.to(positions.dtype)  # (1, P, D)
 
 
-def sincos(grid: tuple[int, int], width: int, like: Tensor) -> Tensor:
-    """Fixed positions: columns and rows as waves of many lengths (Beyer et al., 2022)."""
-    speed = 10_000 ** -torch.linspace(0, 1, width // 4, dtype=torch.float64, device=like.device)
+def sincos_positions(grid: tuple[int, int], width: int, like: Tensor) -> Tensor:
+    """Fixed 2D sine-cosine position embeddings (Beyer et al., 2022), in the dtype of `like`."""
+    omega = 10_000 ** -torch.linspace(0, 1, width // 4, dtype=torch.float64, device=like.device)
     rows, columns = (torch.arange(n, dtype=torch.float64, device=like.device) for n in grid)
-    y, x = (
-        wave.flatten()[:, None] * speed for wave in torch.meshgrid(rows, columns, indexing="ij")
-    )
+    y, x = torch.meshgrid(rows, columns, indexing="ij")  # each (rows, columns)
+    y, x = y.flatten()[:, None] * omega, x.flatten()[:, None] * omega  # each (P, D / 4)
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).to(like.dtype)  # (P, D)
 
 
-def rotary(grid: tuple[int, int], width: int, prefix: int, like: Tensor) -> Tensor:
-    """Cosines and sines by which queries and keys of each token are turned (Siméoni et al., 2025).
+def rotary_positions(grid: tuple[int, int], head_width: int, prefix: int, like: Tensor) -> Tensor:
+    """The cosines and sines that rotate queries and keys: RoPE as in DINOv3 (Siméoni et al., 2025).
 
-    A patch turns by an angle that grows with its row and column, so that the product of a query and
-    a key depends on how far apart their patches are. Tokens in front of the patches do not turn.
+    The angles grow linearly with row and column, so that the product of a query and a key depends
+    on the offset between their patches. The `prefix` tokens are not rotated.
     """
-    period = 100 ** (torch.arange(width // 4, dtype=torch.float64, device=like.device) * 4 / width)
-    # the middles of the patches, on a scale from -1 to 1 whatever the grid
+    frequencies = torch.arange(head_width // 4, dtype=torch.float64, device=like.device)
+    period = 100 ** (frequencies * 4 / head_width)
+    # patch centres, scaled to the range -1 to 1 for any grid
     rows, columns = (
         torch.arange(0.5, n, dtype=torch.float64, device=like.device) / n * 2 - 1 for n in grid
     )
-    middle = torch.cartesian_prod(rows, columns)  # (P, 2)
-    angle = (2 * math.pi * middle[:, :, None] / period).flatten(1).tile(2)  # (P, d)
+    centres = torch.cartesian_prod(rows, columns)  # (P, 2)
+    angle = (2 * math.pi * centres[:, :, None] / period).flatten(1).tile(2)  # (P, d)
     angle = F.pad(angle, (0, 0, prefix, 0))  # (N, d)
     return torch.stack([angle.cos(), angle.sin()])[:, None, None].to(like.dtype)  # (2, 1, 1, N, d)
 
 
-def rotate(x: Tensor, rope: Tensor | None) -> Tensor:  # (B, h, N, d)
-    """Turns each pair of numbers (i, i + d/2) by its angle, if positions rotate at all."""
+def apply_rotary(x: Tensor, rope: Tensor | None) -> Tensor:  # (B, h, N, d)
+    """Rotates each pair of numbers (i, i + d/2) by its angle; without `rope`, returns `x`."""
     if rope is None:
         return x
     cos, sin = rope
     left, right = x.chunk(2, dim=-1)
-    turned: Tensor = x * cos + torch.cat([-right, left], dim=-1) * sin
-    return turned.to(x.dtype)
+    rotated: Tensor = x * cos + torch.cat([-right, left], dim=-1) * sin
+    return rotated.to(x.dtype)

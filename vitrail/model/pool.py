@@ -1,4 +1,4 @@
-"""Attention pooling: one learned question to all tokens, whose answer stands for the image."""
+"""Attention pooling: one learned query attends to all patches and returns the image's vector."""
 
 import math
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.model.block import Mlp
 from vitrail.model.config import ViTConfig
+from vitrail.model.mlp import Mlp
 
 
 class AttentionPool(nn.Module):
-    """A block whose only query is a parameter (Zhai et al., 2022, where it is called MAP head)."""
+    """The MAP head (Zhai et al., 2022): cross-attention from one learned query, then an MLP."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -31,14 +31,14 @@ class AttentionPool(nn.Module):
         x = x + self.mlp(self.norm(x))
         return x[:, 0]  # (B, D)
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The one query, and the keys and values of all tokens."""
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # (B, P, D)
+        """The learned query, and the keys and values of all patches."""
         q = self.q(self.latent).expand(x.shape[0], -1, -1)  # (B, 1, D)
         q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, h, 1, d)
         k, v = self.kv(x).unflatten(-1, (2, self.heads, -1)).unbind(2)  # each (B, P, h, d)
         return q, k.transpose(1, 2), v.transpose(1, 2)
 
     def weights(self, x: Tensor) -> Tensor:  # (B, P, D)
-        """How much each token is listened to, by each head."""
+        """The attention weights that `forward` applies: each head's share for each patch."""
         q, k, _ = self.split(x)
         return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)  # (B, h, 1, P)

@@ -1,4 +1,4 @@
-"""The ResNet before a hybrid's transformer: group norm and standardised convolutions."""
+"""The ResNet stem of hybrid models (BiT): group norm and weight-standardised convolutions."""
 
 from collections.abc import Sequence
 
@@ -7,31 +7,29 @@ from torch.nn import functional as F
 
 
 class StdConv2d(nn.Conv2d):
-    """A convolution whose filters have mean 0 and variance 1 (Qiao et al., 2019).
+    """A convolution with weight standardisation: filters of mean 0, variance 1 (Qiao et al., 2019).
 
-    It pads as TensorFlow does, more on the right where the padding is odd.
+    It pads like TensorFlow's "SAME", with one more pixel right and below if the total is odd.
     """
 
-    def __init__(self, inside: int, outside: int, kernel: int, stride: int = 1):
-        super().__init__(inside, outside, kernel, stride=stride, bias=False)
-        padding = max(kernel - stride, 0)  # sides are even here, for the patch divides the image
-        self.pads = 2 * (padding // 2, padding - padding // 2)
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1):
+        super().__init__(in_channels, out_channels, kernel, stride=stride, bias=False)
+        padding = max(kernel - stride, 0)  # the stride divides the input, because the patch does
+        self.same_padding = 2 * (padding // 2, padding - padding // 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = self.weight.flatten(1)[None]
-        weight = F.batch_norm(flat, None, None, training=True, eps=1e-8).view_as(
-            self.weight
-        )  # as timm has it
-        return F.conv2d(F.pad(x, self.pads), weight, stride=self.stride)
+        flat = self.weight.flatten(1)[None]  # standardised by batch norm with timm's eps
+        weight = F.batch_norm(flat, None, None, training=True, eps=1e-8).view_as(self.weight)
+        return F.conv2d(F.pad(x, self.same_padding), weight, stride=self.stride)
 
 
 class ConvNorm(nn.Module):
-    """A convolution and its group norm."""
+    """A convolution followed by a group norm."""
 
-    def __init__(self, inside: int, outside: int, kernel: int, stride: int):
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int):
         super().__init__()
-        self.conv = StdConv2d(inside, outside, kernel, stride)
-        self.norm = nn.GroupNorm(32, outside)
+        self.conv = StdConv2d(in_channels, out_channels, kernel, stride)
+        self.norm = nn.GroupNorm(32, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.conv(x))
@@ -39,17 +37,25 @@ class ConvNorm(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Narrow, look around, widen, add (He et al., 2016)."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions around a shortcut (He et al., 2016)."""
 
-    def __init__(self, inside: int, outside: int, stride: int):
+    def __init__(self, in_channels: int, out_channels: int, stride: int):
         super().__init__()
-        narrow = outside // 4
+        bottleneck = out_channels // 4
         self.downsample = (
-            nn.Identity() if inside == outside else ConvNorm(inside, outside, 1, stride)
+            nn.Identity()
+            if in_channels == out_channels
+            else ConvNorm(in_channels, out_channels, 1, stride)
         )
-        self.conv1, self.norm1 = StdConv2d(inside, narrow, 1), nn.GroupNorm(32, narrow)
-        self.conv2, self.norm2 = StdConv2d(narrow, narrow, 3, stride), nn.GroupNorm(32, narrow)
-        self.conv3, self.norm3 = StdConv2d(narrow, outside, 1), nn.GroupNorm(32, outside)
+        self.conv1, self.norm1 = StdConv2d(in_channels, bottleneck, 1), nn.GroupNorm(32, bottleneck)
+        self.conv2, self.norm2 = (
+            StdConv2d(bottleneck, bottleneck, 3, stride),
+            nn.GroupNorm(32, bottleneck),
+        )
+        self.conv3, self.norm3 = (
+            StdConv2d(bottleneck, out_channels, 1),
+            nn.GroupNorm(32, out_channels),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -58,13 +64,13 @@ class Bottleneck(nn.Module):
 
 
 class Stage(nn.Module):
-    """Bottlenecks of one width; the first halves the picture."""
+    """Bottleneck blocks of one width; the first applies the stride."""
 
-    def __init__(self, inside: int, outside: int, depth: int, stride: int):
+    def __init__(self, in_channels: int, out_channels: int, depth: int, stride: int):
         super().__init__()
-        first = Bottleneck(inside, outside, stride)
+        first = Bottleneck(in_channels, out_channels, stride)
         self.blocks = nn.Sequential(
-            first, *(Bottleneck(outside, outside, 1) for _ in range(depth - 1))
+            first, *(Bottleneck(out_channels, out_channels, 1) for _ in range(depth - 1))
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +79,7 @@ class Stage(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Pixels to a small map of wide features; its stages are 256, 512, 1024 and 2048 wide."""
+    """Images to feature maps of `width` channels; stages have 256, 512, 1024 and 2048."""
 
     def __init__(self, channels: int, depths: Sequence[int]):
         super().__init__()
@@ -90,5 +96,5 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
         x = F.relu(self.stem(x))  # (B, 64, H / 2, W / 2)
         x = F.max_pool2d(F.pad(x, (0, 1, 0, 1)), 3, stride=2)  # (B, 64, H / 4, W / 4)
-        x = self.stages(x)  # (B, channels, rows, columns)
+        x = self.stages(x)  # (B, width, rows, columns)
         return x

@@ -1,4 +1,4 @@
-"""The whole model top to bottom, and its initial weights."""
+"""The whole model from images to logits, and its initial weights."""
 
 import math
 from collections import OrderedDict
@@ -10,15 +10,32 @@ from torch import Tensor, nn
 
 from vitrail.errors import UserError
 from vitrail.model.attention import Attention
-from vitrail.model.block import Block, Mlp
-from vitrail.model.config import ViTConfig, check_divides
-from vitrail.model.embed import PatchEmbed, rotary, sincos, stretch
+from vitrail.model.block import Block
+from vitrail.model.config import ViTConfig, check_image_size
+from vitrail.model.embed import (
+    PatchEmbed,
+    interpolate_positions,
+    rotary_positions,
+    sincos_positions,
+)
+from vitrail.model.mlp import Mlp
 from vitrail.model.pool import AttentionPool
 from vitrail.model.resnet import Bottleneck
 
 
 class ViT(nn.Module):
-    """The Vision Transformer (Dosovitskiy et al., 2021); the equations are that paper's."""
+    """The Vision Transformer (Dosovitskiy et al., 2021); equation numbers are that paper's.
+
+    >>> import torch, vitrail
+    >>> config = vitrail.ViTConfig(image=32, patch=8, width=48, depth=2, heads=3, classes=10)
+    >>> model = vitrail.ViT(config)
+    >>> images = torch.rand(4, 3, 32, 32)
+    >>> model(images).shape
+    torch.Size([4, 10])
+    >>> (features,) = model.features(images)  # the patch tokens after the last block
+    >>> features.shape
+    torch.Size([4, 16, 48])
+    """
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -27,11 +44,12 @@ class ViT(nn.Module):
         norm = partial(nn.LayerNorm, width, eps=config.eps)
 
         self.patch_embed = PatchEmbed(config)
-        self.cls_token = token(1, width) if config.pool == "cls" else None
-        self.dist_token = token(1, width) if config.distilled else None
-        self.reg_token = token(config.registers, width) if config.registers else None
+        self.cls_token = zero_tokens(1, width) if config.pool == "cls" else None
+        self.dist_token = zero_tokens(1, width) if config.distilled else None
+        self.reg_token = zero_tokens(config.registers, width) if config.registers else None
         learned = config.positions == "learned"
-        self.pos_embed = token(config.readers + config.patches, width) if learned else None
+        positions = config.class_tokens + config.patches
+        self.pos_embed = zero_tokens(positions, width) if learned else None
         self.dropout = nn.Dropout(config.dropout)
         self.norm_pre = norm() if config.pre_norm else nn.Identity()
 
@@ -40,17 +58,17 @@ class ViT(nn.Module):
 
         self.norm = norm()
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
-        hidden = OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh())  # for pretraining only
+        hidden = OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh())  # of the pretraining head
         self.pre_logits = nn.Sequential(hidden) if config.head == "mlp" else nn.Identity()
         self.head = nn.Identity() if config.head == "none" else nn.Linear(width, config.classes)
         self.head_dist = nn.Linear(width, config.classes) if config.distilled else None
-        if not self.norm.weight.is_meta:  # weights are on their way
-            initialise(self)
+        if not self.norm.weight.is_meta:  # meta tensors have no data: the loader assigns weights
+            init_weights(self)
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:  # (B, C, H, W)
-        """Logits of the images; with `keep`, an index (B, P'), only those patches are looked at."""
+        """Logits; with `keep`, indices of shape (B, P'), the model sees only those patches."""
         x = self.encode(x, keep)  # (B, N, D)
-        if self.head_dist is not None:  # DeiT: the mean of what both tokens say
+        if self.head_dist is not None:  # DeiT: the mean of both heads' logits
             x = self.norm(x[:, :2])  # (B, 2, D)
             x = (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2  # (B, K)
         else:
@@ -58,53 +76,84 @@ class ViT(nn.Module):
         return x
 
     def encode(self, x: Tensor, keep: Tensor | None = None) -> Tensor:  # (B, C, H, W)
-        """All tokens after the last block."""
+        """All tokens after the last block, before the final norm.
+
+        >>> model = vitrail.ViT(vitrail.preset("Pico/2", image=8))
+        >>> model.encode(torch.rand(1, 3, 8, 8)).shape  # [CLS] and 16 patches
+        torch.Size([1, 17, 64])
+        """
         x, rope = self.embed(x, keep)
         for block in self.blocks:
             x = block(x, rope)  # equations 2 and 3
         return x
 
     def embed(self, x: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Equation 1: z = [x_class; x_1 E; ...; x_P E] + E_pos. Rotary positions come beside it."""
+        """Equation 1: z = [x_class; x_1 E; ...; x_P E] + E_pos; and rotary positions, if any.
+
+        >>> model = vitrail.ViT(vitrail.preset("Pico/2", image=8))
+        >>> tokens, rope = model.embed(torch.rand(1, 3, 8, 8))
+        >>> tokens.shape, rope
+        (torch.Size([1, 17, 64]), None)
+        """
         config, grid = self.config, self.grid(x)
         x = self.patch_embed(x)  # (B, P, D)
         rope = None
         if self.pos_embed is not None:
-            x = x + stretch(self.pos_embed[:, config.readers :], config.grid, grid)
+            patch_positions = self.pos_embed[:, config.class_tokens :]
+            x = x + interpolate_positions(patch_positions, config.grid, grid)
         elif config.positions == "sincos":
-            x = x + sincos(grid, config.width, x)
+            x = x + sincos_positions(grid, config.width, x)
         elif config.positions == "rotary":
-            rope = rotary(grid, config.width // config.heads, config.prefix, x)
+            rope = rotary_positions(grid, config.width // config.heads, config.prefix, x)
         if keep is not None:
-            x, rope = self.choose(x, rope, keep)
-        # x.shape[0], for len(x) would fix the batch size of an exported model
-        x = torch.cat([*self.prefix(x.shape[0]), x], dim=1)  # (B, N, D)
+            x, rope = self.select_patches(x, rope, keep)
+        # x.shape[0], because len(x) would fix the batch size of an exported model
+        x = torch.cat([*self.prefix_tokens(x.shape[0]), x], dim=1)  # (B, N, D)
         return self.norm_pre(self.dropout(x)), rope
 
-    def prefix(self, images: int) -> list[Tensor]:
-        """The tokens in front of the patches: [CLS], distillation, registers."""
-        readers: list[Tensor] = [
+    def prefix_tokens(self, batch: int) -> list[Tensor]:
+        """The tokens in front of the patches: [CLS], the distillation token, the registers.
+
+        >>> model = vitrail.ViT(vitrail.preset("Pico/2", image=8))
+        >>> [token.shape for token in model.prefix_tokens(batch=2)]
+        [torch.Size([2, 1, 64])]
+        """
+        tokens: list[Tensor] = [
             token for token in (self.cls_token, self.dist_token) if token is not None
         ]
         if self.pos_embed is not None:
-            readers = [token + self.pos_embed[:, i : i + 1] for i, token in enumerate(readers)]
-        registers = [] if self.reg_token is None else [self.reg_token]
-        return [token.expand(images, -1, -1) for token in readers + registers]
+            tokens = [token + self.pos_embed[:, i : i + 1] for i, token in enumerate(tokens)]
+        if self.reg_token is not None:
+            tokens.append(self.reg_token)
+        return [token.expand(batch, -1, -1) for token in tokens]
 
-    def choose(self, x: Tensor, rope: Tensor | None, keep: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Only the patches in `keep`, and their rotation."""
+    def select_patches(
+        self, x: Tensor, rope: Tensor | None, keep: Tensor
+    ) -> tuple[Tensor, Tensor | None]:  # (B, P, D)
+        """The patches in `keep`, and their rotary positions.
+
+        >>> model = vitrail.ViT(vitrail.preset("Pico/2", image=8))
+        >>> patches, keep = torch.rand(1, 16, 64), torch.tensor([[0, 5]])
+        >>> model.select_patches(patches, None, keep)[0].shape
+        torch.Size([1, 2, 64])
+        """
         if keep.ndim != 2 or keep.shape[0] != x.shape[0] or keep.dtype != torch.int64:
             came = f"{keep.dtype} of shape {tuple(keep.shape)}"
-            raise UserError(f"keep is {came}; give int64 indices of patches, a row for each image")
-        chosen = x.gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
+            raise UserError(f"keep is {came}; give int64 patch indices, one row per image")
+        x = x.gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
         if rope is not None:
             front = torch.arange(self.config.prefix, device=keep.device).expand(keep.shape[0], -1)
-            index = torch.cat([front, keep + self.config.prefix], dim=1)
+            index = torch.cat([front, keep + self.config.prefix], dim=1)  # (B, N)
             rope = rope[:, 0, 0, index][:, :, None]  # (2, B, 1, N, d)
-        return chosen, rope
+        return x, rope
 
     def pool(self, x: Tensor) -> Tensor:  # (B, N, D)
-        """Equation 4, y = LN(z_class): one vector for the image; or made of all patches."""
+        """One vector per image: y = LN(z_class), equation 4, or a pool over all patches.
+
+        >>> model = vitrail.ViT(vitrail.preset("Pico/2", image=8))
+        >>> model.pool(torch.rand(1, 17, 64)).shape
+        torch.Size([1, 64])
+        """
         patches = x[:, self.config.prefix :]  # (B, P, D)
         if self.config.pool == "cls":
             x = self.norm(x[:, 0])  # (B, D)
@@ -124,72 +173,86 @@ class ViT(nn.Module):
         prefix: bool = False,
         maps: bool = False,
     ) -> list[Tensor]:
-        """The patches after each chosen block; -1 is the last one, and the default.
+        """The patch tokens after each of these blocks; by default, after the last one (-1).
 
-        `norm` applies the final norm, `prefix` leaves the tokens in front where they are, `maps`
-        gives pictures of features (B, D, rows, columns), as detectors and segmenters want them.
+        `norm` applies the final norm, `prefix` includes the prefix tokens, `maps` returns feature
+        maps of shape (B, D, rows, columns), the input of detection and segmentation heads.
+
+        >>> import torch
+        >>> model = vitrail.ViT(vitrail.preset("Ti/16"))
+        >>> maps = model.features(torch.rand(1, 3, 224, 224), blocks=[5, 11], maps=True)
+        >>> [tuple(each.shape) for each in maps]
+        [(1, 192, 14, 14), (1, 192, 14, 14)]
         """
         if prefix and maps:
             raise UserError(
-                "maps have no place for the tokens in front; ask for prefix or for maps"
+                "prefix tokens have no position in a feature map; set prefix or maps, not both"
             )
-        grid, wanted = self.grid(x), self.chosen(blocks)
+        grid, wanted = self.grid(x), self.block_indices(blocks)
         x, rope = self.embed(x)
-        found = {}
-        for number, block in enumerate(self.blocks[: max(wanted) + 1]):
+        outputs = {}
+        for index, block in enumerate(self.blocks[: max(wanted) + 1]):
             x = block(x, rope)
-            if number in wanted:
+            if index in wanted:
                 y = self.norm(x) if norm else x
                 y = y if prefix else y[:, self.config.prefix :]
-                found[number] = y.mT.unflatten(-1, grid) if maps else y
-        return [found[number] for number in wanted]
+                outputs[index] = y.mT.unflatten(-1, grid) if maps else y
+        return [outputs[index] for index in wanted]
 
-    def chosen(self, blocks: Sequence[int] | None) -> list[int]:
-        """Numbers of blocks, counted from the start."""
+    def block_indices(self, blocks: Sequence[int] | None) -> list[int]:
+        """Indices of blocks counted from 0, where negative ones count from the end.
+
+        >>> vitrail.ViT(vitrail.preset("Pico/2")).block_indices([0, -1])
+        [0, 3]
+        """
         depth = len(self.blocks)
         blocks = [depth - 1] if blocks is None else list(blocks)
-        if not blocks or not all(-depth <= number < depth for number in blocks):
+        if not blocks or not all(-depth <= index < depth for index in blocks):
             raise UserError(
-                f"no such blocks: {blocks}; give numbers from 0 to {depth - 1}, or from -1 down"
+                f"no such blocks: {blocks}; give indices from 0 to {depth - 1}, or from -1 down"
             )
-        return [number % depth for number in blocks]
+        return [index % depth for index in blocks]
 
     def grid(self, x: Tensor) -> tuple[int, int]:
-        """Rows and columns of patches in these images, which must suit the model."""
+        """Rows and columns of patches in these images; rejects images that do not fit the model.
+
+        >>> vitrail.ViT(vitrail.preset("Pico/2")).grid(torch.rand(1, 3, 8, 12))
+        (4, 6)
+        """
         channels, patch = self.config.channels, self.config.patch
         if x.ndim != 4 or x.shape[1] != channels or not x.is_floating_point():
             raise UserError(
                 f"images are {x.dtype} of shape {tuple(x.shape)}; give floats of shape "
                 f"(batch, {channels}, height, width), or build the model with other channels"
             )
-        check_divides(x.shape[2], x.shape[3], patch)
+        check_image_size(x.shape[2], x.shape[3], patch)
         return x.shape[2] // patch, x.shape[3] // patch
 
 
-def token(count: int, width: int) -> nn.Parameter:
+def zero_tokens(count: int, width: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(1, count, width))
 
 
 @torch.no_grad()
-def initialise(model: ViT) -> None:
-    """Random weights, as in Google's vision_transformer where no other source is named.
+def init_weights(model: ViT) -> None:
+    """Random weights as in Google's vision_transformer, unless a comment names another source.
 
-    Norms start as the identity, [CLS] and the head at zero: the first loss is ln(classes).
+    Norms start as the identity, [CLS] and the head at zero, so the first loss is ln(classes).
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Conv2d):
-            lecun_normal(module.weight)
+            lecun_normal_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     for module in model.modules():
         if isinstance(module, Attention):
-            xavier_by_part(module.qkv.weight, 3)
+            xavier_uniform_parts_(module.qkv.weight, 3)
         elif isinstance(module, AttentionPool):
             nn.init.xavier_uniform_(module.latent)
-            xavier_by_part(module.kv.weight, 2)
+            xavier_uniform_parts_(module.kv.weight, 2)
         elif isinstance(module, Mlp):
             nn.init.normal_(module.fc1.bias, std=1e-6)
             nn.init.normal_(module.fc2.bias, std=1e-6)
@@ -202,21 +265,20 @@ def initialise(model: ViT) -> None:
     if model.reg_token is not None:
         nn.init.normal_(model.reg_token, std=1e-6)  # DINOv2
     if isinstance(model.pre_logits, nn.Sequential):
-        lecun_normal(model.pre_logits.get_parameter("fc.weight"))
+        lecun_normal_(model.pre_logits.get_parameter("fc.weight"))
     for head in (model.head, model.head_dist):
         if isinstance(head, nn.Linear):
             nn.init.zeros_(head.weight)
 
 
-def lecun_normal(weight: Tensor) -> None:
-    """Variance 1 / inputs, cut at two standard deviations: Flax's default for a convolution."""
-    std = (
-        math.sqrt(1 / weight[0].numel()) / 0.87962566
-    )  # cutting alone would leave 0.88 of the deviation
+def lecun_normal_(weight: Tensor) -> None:
+    """Variance 1 / fan-in, truncated at two standard deviations: Flax's default initializer."""
+    truncated = 0.87962566  # standard deviation of a standard normal distribution cut at 2
+    std = math.sqrt(1 / weight[0].numel()) / truncated
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
-def xavier_by_part(weight: Tensor, parts: int) -> None:
-    """Queries, keys and values lie in one matrix here, and are matrices of their own there."""
+def xavier_uniform_parts_(weight: Tensor, parts: int) -> None:
+    """Queries, keys and values share one matrix here; Google's code has one for each."""
     for part in weight.chunk(parts):
         nn.init.xavier_uniform_(part)

@@ -1,1 +1,4 @@
-"""One recipe from start to results: the only place where all parts meet."""
+"""One recipe from start to results.
+
+Imports audit, data, display, evaluation, heads, insight, model, training, zoo.
+"""

@@ -1,4 +1,4 @@
-"""The recipe that a data set asks for, with a reason for every choice."""
+"""Chooses the settings for a data set, with a reason for each."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,29 +7,38 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.config import AUGMENTS, Preprocess
-from vitrail.data.image import load_image, usual
-from vitrail.data.source import Source, indices, sample
+from vitrail.data.config import AUGMENT_PRESETS, Preprocess
+from vitrail.data.image import load_image, majority_channels
+from vitrail.data.source import Source, sample_indices, split_indices
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.model.cost import macs
-from vitrail.run.recipe import plain
+from vitrail.model.cost import count_macs
+from vitrail.run.recipe import settings_to_dict
 from vitrail.zoo.presets import preset
 
-CPU_RATE, GPU_RATE = 1.5e10, 2e13  # multiply-adds a second in training, of one core and of a GPU
-FEW = 8  # passes over the images, below which varying them slows the learning more than it helps
-LONG = 2 * 3600  # seconds: a longer run that nobody asked for is announced
+CPU_RATE = 1.5e10  # multiply-adds per second in training, of one core
+GPU_RATES = {"cuda": 2e13, "mps": 1e12}  # the same of a GPU; for Apple's an estimate, not measured
+STEP_COST = 3  # a training step costs about three forward passes
+LONG_RUN = 2 * 3600  # seconds; longer default runs are avoided, or announced
+STEPS_PER_EPOCH = 16  # at least, where the data set is large enough
+FEW_EPOCHS = 8  # below this, augmentation slows learning down more than it helps
+MANY_EPOCHS = 40  # from here on, a small model overfits without regularisation
+VERY_MANY_EPOCHS = 150  # from here on, mixup and cutmix pay off too
+SHORT_TRAINING = 15  # epochs below which patch dropout buys more steps than it costs accuracy
+LONG_SEQUENCE = 36  # patches from which half of them still show the image
+WEIGHTED_IMBALANCE = 3  # largest over smallest class, above which the loss is weighted
+SAMPLED_IMBALANCE = 10  # above which rare classes are sampled more often instead
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What of a data set decides on its recipe."""
+class DataSummary:
+    """The properties of a data set that determine its recipe."""
 
     images: int  # in the training split
     classes: int
     side: int  # median short side in pixels
     channels: int
-    uneven: float  # images of the largest class over those of the smallest
+    imbalance: float  # images of the largest class over those of the smallest
 
     def __str__(self) -> str:
         kind = {1: "grey", 3: "colour"}.get(self.channels, f"{self.channels}-channel")
@@ -42,35 +51,38 @@ class Facts:
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     settings: dict[str, Any]  # nested, as in a recipe
-    reasons: list[str]  # one line for each choice
+    reasons: list[str]  # one line per choice
 
 
-def look(source: Source) -> Facts:
-    """Counts the training images, and decodes a few of them."""
-    train = indices(source, "train")
+def summarise(source: Source) -> DataSummary:
+    """Counts the training images and decodes a sample of them."""
+    train = split_indices(source, "train")
     if not len(train):
-        raise UserError(f"{source.name} has no training images; put some under train/")
+        raise UserError(f"{source.name} has no training images; put some into train/")
     shapes = []
-    chosen = sample(source).tolist()
-    for index in chosen:
+    sample = sample_indices(source).tolist()
+    for index in sample:
         try:
             shapes.append(load_image(source[index].content, channels=None).shape)
         except UserError:
-            continue  # the loader tells all of these together
+            continue  # the loader reports all broken images at once
     if not shapes:
-        raise UserError(f"none of {len(chosen)} images of {source.name} can be read")
+        raise UserError(
+            f"none of {len(sample)} sampled images of {source.name} can be read; "
+            f"`vitrail check` says why"
+        )
     counts = np.bincount(source.labels[train], minlength=len(source.classes))
-    return Facts(
+    return DataSummary(
         images=len(train),
         classes=len(source.classes),
         side=int(np.median([min(shape[:2]) for shape in shapes])),
-        channels=usual(shape[2] for shape in shapes),
-        uneven=float(counts.max() / max(1, counts.min())),
+        channels=majority_channels(shape[2] for shape in shapes),
+        imbalance=float(counts.max() / max(1, counts.min())),
     )
 
 
-def choose(
-    facts: Facts,
+def choose_from_scratch(
+    summary: DataSummary,
     *,
     model: str | None = None,
     minutes: float | None = None,
@@ -80,91 +92,94 @@ def choose(
     device: str = "cpu",
     processes: int = 1,
 ) -> Choice:
-    """The recipe for training from scratch; `steps`, of `batch` images, win over epochs."""
-    rate = processes * (GPU_RATE if device != "cpu" else CPU_RATE * torch.get_num_threads())
-    asked = steps * (batch or batch_size(facts)) / facts.images if steps else epochs
-    reasons: list[str] = []
+    """The settings for training from scratch; `steps`, of `batch` images, win over epochs."""
+    rate = CPU_RATE * torch.get_num_threads()
+    if device != "cpu":
+        rate = GPU_RATES.get(device, GPU_RATES["cuda"])
+    rate *= processes
+    wanted = steps * (batch or batch_size(summary)) / summary.images if steps else epochs
     if model is None:
-        model, vit = fitting(facts, device, rate, minutes, asked)
+        model, vit = choose_model(summary, device, rate, minutes, wanted)
     else:
-        vit = named(facts, model)
-    vit = replace(vit, channels=facts.channels, classes=facts.classes)
-    passes = expected(facts, vit, rate, minutes, asked)
-    told = f"{vit.patches} patches of {vit.patch} x {vit.patch}"
-    reasons.append(f"image {vit.size[0]}: the pictures have {facts.side} pixels; {told}")
-    told = f"width {vit.width}, {vit.depth} blocks"
-    times = f"{passes:.0f}" if passes >= 10 else f"{passes:.1f}"
-    reasons.append(f"model {model}: {told}; each image will be seen about {times} times")
-    augment, why = augmentation(facts, passes)
-    reasons.append(f"augmentation {augment}: {why}")
-    train = training(facts, vit, passes, reasons)
+        vit = named_vit(summary, model)
+    vit = replace(vit, channels=summary.channels, classes=summary.classes)
+    expected = expected_epochs(summary, vit, rate, minutes, wanted)
+    number = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
+    augment, why = choose_augmentation(summary, expected)
+    reasons = [
+        f"image {vit.size[0]}: the short side has {summary.side} pixels; "
+        f"{vit.patches} patches of {vit.patch} x {vit.patch}",
+        f"model {model}: width {vit.width}, {vit.depth} blocks; about {number} epochs expected",
+        f"augmentation {augment}: {why}",
+    ]
+    train = choose_training(summary, vit, expected, reasons)
     if minutes is None:
-        train["epochs"] = max(1, math.ceil(passes))
+        train["epochs"] = max(1, math.ceil(expected))
     if minutes is None and not steps:
-        why = "asked for" if epochs else f"{facts.images:,} images need so many to become good"
+        why = "requested" if epochs else f"the default for {summary.images:,} images"
         reasons.append(f"epochs {train['epochs']}: {why}")
     return Choice(
         settings={
             "model": model,
-            "vit": plain(vit),
+            "vit": settings_to_dict(vit),
             "train": train,
-            "data": {"augment": plain(AUGMENTS[augment]), "balanced": facts.uneven > 10},
-            "view": {"channels": facts.channels, "crop": crop(facts, vit)},
+            "data": choose_data(summary, augment),
+            "preprocess": {"channels": summary.channels, "crop": choose_crop(summary, vit)},
         },
         reasons=reasons,
     )
 
 
-def fine_tune(
-    facts: Facts,
+def choose_fine_tuning(
+    summary: DataSummary,
     name: str,
     vit: ViTConfig,
-    view: Preprocess | None,
+    preprocess: Preprocess | None,
     epochs: int | None,
     timed: bool = False,
 ) -> Choice:
-    """The recipe for going on from weights that others trained, seen as those weights expect it.
+    """The settings for fine-tuning published weights, with their own preprocessing.
 
-    Without a `view`, the weights do not say what they expect, and whoever asked for them does.
-    `timed`: minutes or steps say how long, not epochs.
+    `preprocess` is None if the weight file does not store it; the user then has to give it.
+    `timed`: minutes or steps give the length of the training, not epochs.
     """
-    batch = min(32, batch_size(facts))
-    augment, varied = "light", "flips and shifts"
-    if facts.channels == 1:
-        augment, varied = "digits", "small moves and turns; flips would break digits"
+    batch = min(32, batch_size(summary))
+    augment, description = "light", "flips and shifts"
+    if summary.channels == 1:
+        augment, description = "digits", "small shifts and rotations; flips would change digits"
     train: dict[str, Any] = {"batch": batch, "optimizer": "adamw", "lr": 5e-4}
     train |= {"weight_decay": 0.05, "warmup": 0.1, "layer_decay": 0.75, "smoothing": 0.1}
-    seen = "as asked for, the weights do not say theirs"
-    if view is not None:
-        seen = "that of the weights, or they would not recognise what they see"
+    origin = "as requested; the weight file does not store its own"
+    if preprocess is not None:
+        origin = "that of the weights, which expect it"
     reasons = [
-        f"model {name}: that of the weights, with a new head for {facts.classes} classes",
-        f"preprocessing: {seen}",
-        f"augmentation {augment}: {varied}",
-        f"batch {batch}: many small steps, as few passes are made",
-        "optimizer adamw, rate 0.0005: low, and lower for early blocks, which know most already",
-        *evening(facts),
+        f"model {name}: that of the weights, with a new head for {summary.classes} classes",
+        f"preprocessing: {origin}",
+        f"augmentation {augment}: {description}",
+        f"batch {batch}: few epochs need small batches to become enough steps",
+        "optimizer adamw, learning rate 0.0005: low, and lower for early blocks (layer decay)",
+        *explain_balancing(summary),
     ]
     if not timed:
-        train["epochs"] = epochs or int(min(50, max(5, 20_000 / facts.images)))
-        why = "asked for" if epochs else "fine-tuning needs few"
+        train["epochs"] = epochs or int(min(50, max(5, 20_000 / summary.images)))
+        why = "requested" if epochs else "fine-tuning needs few"
         reasons.append(f"epochs {train['epochs']}: {why}")
     return Choice(
         settings={
             "model": name,
-            "vit": plain(replace(vit, classes=facts.classes, head="linear")),
-            "train": train | uneven(facts),
-            "data": {"augment": plain(AUGMENTS[augment]), "balanced": facts.uneven > 10},
-            "view": view.plain() if view else {"channels": vit.channels},
+            "vit": settings_to_dict(replace(vit, classes=summary.classes, head="linear")),
+            "train": train | choose_class_weights(summary),
+            "data": choose_data(summary, augment),
+            "preprocess": preprocess.to_dict() if preprocess else {"channels": vit.channels},
         },
         reasons=reasons,
     )
 
 
-def picture(side: int, device: str) -> tuple[int, int]:
-    """Pixels the model sees, and the side of a patch: about 64 patches, where that is possible."""
+def input_size(side: int, device: str) -> tuple[int, int]:
+    """Image size and patch size of the model: about 64 patches where the pixels allow it."""
     if side <= 16:
-        return max(8, side // 2 * 2), 2  # tiny ones enlarged, or there are too few patches
+        return max(8, side // 2 * 2), 2  # smaller images are enlarged, for enough patches
     if side <= 48:
         return round(side / 4) * 4, 4
     if side <= 96 or device == "cpu":
@@ -172,115 +187,125 @@ def picture(side: int, device: str) -> tuple[int, int]:
     return (128, 16) if side < 160 else (160, 16)
 
 
-def fitting(
-    facts: Facts, device: str, rate: float, minutes: float | None, asked: float | None
+def choose_model(
+    summary: DataSummary, device: str, rate: float, minutes: float | None, wanted: float | None
 ) -> tuple[str, ViTConfig]:
-    """The largest small model that still sees every image often enough, within the time."""
-    size, patch = picture(facts.side, device)
+    """The largest of the small models that gets enough epochs within the time."""
+    size, patch = input_size(summary.side, device)
     for name, needed in (("Mini", 80), ("Micro", 30)):
-        vit = small(name, size, patch)
-        passes = expected(facts, vit, rate, minutes, asked)
-        seconds = passes * facts.images * 3 * macs(vit) / rate
-        if passes >= needed and (minutes or asked or seconds < LONG):
+        vit = small_vit(name, size, patch)
+        epochs = expected_epochs(summary, vit, rate, minutes, wanted)
+        seconds = epochs * summary.images * STEP_COST * count_macs(vit) / rate
+        if epochs >= needed and (minutes or wanted or seconds < LONG_RUN):
             return f"{name}/{patch}", vit
     name = "Pico" if patch == 2 else "Nano"
-    return f"{name}/{patch}", small(name, size, patch)
+    return f"{name}/{patch}", small_vit(name, size, patch)
 
 
-def small(name: str, size: int, patch: int) -> ViTConfig:
-    """Sine-cosine positions and average pooling learn sooner from little (Beyer et al., 2022)."""
+def small_vit(name: str, size: int, patch: int) -> ViTConfig:
+    """Sine-cosine positions and average pooling train better from scratch (Beyer et al., 2022)."""
     return preset(f"{name}/4", image=size, patch=patch, positions="sincos", pool="avg")
 
 
-def named(facts: Facts, model: str) -> ViTConfig:
-    """An architecture that was asked for, at the size of the pictures if they are smaller.
+def named_vit(summary: DataSummary, model: str) -> ViTConfig:
+    """A named architecture, at the size of the images if that is smaller than its own.
 
     Models that were published without a head get one.
     """
     vit = preset(model)
     if vit.head == "none":
         vit = replace(vit, head="linear")
-    natural = max(1, round(facts.side / vit.patch)) * vit.patch
+    natural = max(1, round(summary.side / vit.patch)) * vit.patch
     return replace(vit, image=min(natural, *vit.size))
 
 
-def expected(
-    facts: Facts, vit: ViTConfig, rate: float, minutes: float | None, asked: float | None
+def expected_epochs(
+    summary: DataSummary, vit: ViTConfig, rate: float, minutes: float | None, wanted: float | None
 ) -> float:
-    """How often every image will be seen; a training step costs three forwards."""
+    """The epochs that fit into the minutes; without minutes those wanted, or the default."""
     if minutes is None:
-        return asked or default_epochs(facts)
-    return 60 * minutes * rate / (3 * macs(vit)) / facts.images
+        return wanted or default_epochs(summary)
+    return 60 * minutes * rate / (STEP_COST * count_macs(vit)) / summary.images
 
 
-def default_epochs(facts: Facts) -> int:
-    """Small sets need more passes to become as many steps."""
-    return int(min(300, max(30, 2_000_000 / facts.images)))
+def default_epochs(summary: DataSummary) -> int:
+    """From 30 to 300: the smaller the data set, the more epochs for the same number of steps."""
+    return int(min(300, max(30, 2_000_000 / summary.images)))
 
 
-def augmentation(facts: Facts, passes: float) -> tuple[str, str]:
-    """How much pictures are varied follows from how often each is seen."""
-    grey = facts.channels == 1
-    if passes < (FEW if grey else 1.5):
-        return "none", "each image is seen so seldom that variations only slow the learning"
-    if passes < FEW:
-        return "flips", "each image is seen so seldom that more would only slow the learning"
-    if grey and facts.side <= 16:
-        return "gentle digits", "moves of less than a pixel; more would blur so small pictures"
+def choose_augmentation(summary: DataSummary, epochs: float) -> tuple[str, str]:
+    """The name of an augmentation preset, and why: stronger for more epochs."""
+    grey = summary.channels == 1
+    if epochs < (FEW_EPOCHS if grey else 1.5):
+        return "none", "with so few epochs augmentation only slows learning down"
+    if epochs < FEW_EPOCHS:
+        return "flips", "with so few epochs more augmentation only slows learning down"
+    if grey and summary.side <= 16:
+        return "gentle digits", "shifts of less than a pixel; more would blur such small images"
     if grey:
-        told = "grey pictures may be digits, which flips would break"
-        if passes < 40:
-            return "gentle digits", f"very small moves and turns; {told}"
-        return "digits", f"small moves and turns, for many passes; {told}"
-    if passes < 40:
-        return "light", "flips and shifts, for a moderate number of passes"
-    if passes < 150:
-        return "medium", "crops, flips, colours and erasing, for many passes"
-    return "strong", "crops, colours, erasing, mixup and cutmix, for very many passes"
+        caution = "grey images may be digits, which flips would change"
+        if epochs < MANY_EPOCHS:
+            return "gentle digits", f"very small shifts and rotations; {caution}"
+        return "digits", f"small shifts and rotations, for many epochs; {caution}"
+    if epochs < MANY_EPOCHS:
+        return "light", "flips and shifts, for a moderate number of epochs"
+    if epochs < VERY_MANY_EPOCHS:
+        return "medium", "crops, flips, colour jitter and random erasing, for many epochs"
+    return "strong", "crops, colour jitter, erasing, mixup and cutmix, for very many epochs"
 
 
-def training(facts: Facts, vit: ViTConfig, passes: float, reasons: list[str]) -> dict[str, Any]:
-    """Optimizer, batch and schedule."""
-    batch = batch_size(facts)
+def choose_training(
+    summary: DataSummary, vit: ViTConfig, epochs: float, reasons: list[str]
+) -> dict[str, Any]:
+    """Optimizer, batch size, schedule and regularisation; appends to `reasons`."""
+    batch = batch_size(summary)
     train: dict[str, Any] = {"batch": batch, "optimizer": "muon", "lr": 1e-2, "schedule": "linear"}
-    told = f"at least 16 steps in each pass over {facts.images:,} images"
-    if 16 * batch > facts.images:
-        told = f"there are only {facts.images} images"
-    reasons.append(f"batch {batch}: {told}")
-    reasons.append("optimizer muon, rate 0.01: it beat AdamW on CIFAR-10, each at its best rate")
-    if vit.patches >= 36 and passes < 15:
+    why = f"at least {STEPS_PER_EPOCH} steps per epoch of {summary.images:,} images"
+    if STEPS_PER_EPOCH * batch > summary.images:
+        why = f"there are only {summary.images} images"
+    reasons.append(f"batch {batch}: {why}")
+    reasons.append("optimizer muon, learning rate 0.01: better than AdamW on CIFAR-10, both tuned")
+    if vit.patches >= LONG_SEQUENCE and epochs < SHORT_TRAINING:
         train |= {"drop_patches": 0.5, "drop_until": 0.7}
-        reasons.append("half of the patches dropped at first: more steps in a short time")
-    if passes >= 40:
-        train |= {"smoothing": 0.1, "ema": averaging(facts.images * passes / batch)}
-        reasons.append("label smoothing and averaged weights: many passes would learn by heart")
-    reasons += evening(facts)
-    return train | uneven(facts)
+        reasons.append("patch dropout 0.5 at first: cheaper steps, so more of them in short time")
+    if epochs >= MANY_EPOCHS:
+        train |= {"smoothing": 0.1, "ema": choose_ema_decay(summary.images * epochs / batch)}
+        reasons.append("label smoothing and EMA weights: they reduce overfitting in many epochs")
+    reasons += explain_balancing(summary)
+    return train | choose_class_weights(summary)
 
 
-def averaging(steps: float) -> float:
-    """Over the last hundredth of the steps or so, and over a hundred steps at least."""
+def choose_ema_decay(steps: float) -> float:
+    """An EMA horizon, 1 / (1 - decay), of 1,000 steps; of 100 in runs of up to 3,000 steps."""
     return 0.999 if steps > 3000 else 0.99
 
 
-def uneven(facts: Facts) -> dict[str, Any]:
-    return {"class_weights": 3 < facts.uneven <= 10}
+def choose_data(summary: DataSummary, augment: str) -> dict[str, Any]:
+    balanced = summary.imbalance > SAMPLED_IMBALANCE
+    return {"augment": settings_to_dict(AUGMENT_PRESETS[augment]), "balanced": balanced}
 
 
-def evening(facts: Facts) -> list[str]:
-    """What is done about uneven classes, and why; nothing where they are about even."""
-    if facts.uneven <= 3:
+def choose_class_weights(summary: DataSummary) -> dict[str, Any]:
+    return {"class_weights": WEIGHTED_IMBALANCE < summary.imbalance <= SAMPLED_IMBALANCE}
+
+
+def explain_balancing(summary: DataSummary) -> list[str]:
+    """What is done about imbalanced classes; empty if they are roughly balanced."""
+    if summary.imbalance <= WEIGHTED_IMBALANCE:
         return []
-    how = "balanced sampling" if facts.uneven > 10 else "class weights"
-    return [f"{how}: the largest class is {facts.uneven:.1f} times the smallest"]
+    how = "balanced sampling" if summary.imbalance > SAMPLED_IMBALANCE else "class weights"
+    return [f"{how}: the largest class is {summary.imbalance:.1f} times the smallest"]
 
 
-def batch_size(facts: Facts) -> int:
-    """A power of two up to 128 that leaves 16 steps in a pass; 4 if that fails, less for less."""
-    most = math.floor(math.log2(facts.images))
-    return 1 << min(7, most, max(2, most - 4))
+def batch_size(summary: DataSummary) -> int:
+    """A power of two up to 128 that leaves at least 16 steps per epoch.
+
+    Sets of fewer than 64 images get 4 all the same, or the largest power of two in the set.
+    """
+    most = math.floor(math.log2(summary.images))
+    return 1 << min(7, most, max(2, most - int(math.log2(STEPS_PER_EPOCH))))
 
 
-def crop(facts: Facts, vit: ViTConfig) -> float:
-    """Photographs are cut at the borders; small pictures are seen whole."""
-    return 1.0 if facts.side <= 1.2 * min(vit.size) else 0.9
+def choose_crop(summary: DataSummary, vit: ViTConfig) -> float:
+    """Large photographs are cropped at the borders; small images are used whole."""
+    return 1.0 if summary.side <= 1.2 * min(vit.size) else 0.9

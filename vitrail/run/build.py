@@ -1,4 +1,4 @@
-"""From a recipe to the things that run it: device, loader, model and optimizer."""
+"""From a recipe to the objects that run it: device, loader, model and optimizer."""
 
 import logging
 import math
@@ -12,143 +12,158 @@ from vitrail.data.loader import Loader
 from vitrail.data.source import Source
 from vitrail.errors import UserError
 from vitrail.model.attention import Attention
-from vitrail.model.config import ViTConfig, check_divides
+from vitrail.model.config import ViTConfig, check_image_size
 from vitrail.model.vit import ViT
-from vitrail.run.auto import Facts
-from vitrail.run.recipe import Recipe, plain
-from vitrail.training.distributed import ALONE, Together
+from vitrail.run.auto import DataSummary
+from vitrail.run.recipe import Recipe, settings_to_dict
+from vitrail.training.distributed import SINGLE, World
 from vitrail.training.learner import Learner
 from vitrail.zoo import load as zoo
 
 log = logging.getLogger(__name__)
 
-FEWEST = 9  # patches below which attention has nothing to look at
-TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
+MIN_PATCHES = 9  # with fewer, attention has too little to compare
+USUAL_GRID = 8  # patches per side that an error message proposes
+NO_WEIGHT_DECAY = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
 
 
-def check_sense(recipe: Recipe, facts: Facts) -> None:
-    """Refuses what cannot work, and says what would."""
-    vit, view = recipe.vit, recipe.view
+def check_recipe(recipe: Recipe, summary: DataSummary) -> None:
+    """Raises if the recipe cannot train on this data, and says which setting to change."""
+    vit, preprocess = recipe.vit, recipe.preprocess
     if vit.head == "none":
-        raise UserError("a model with vit.head none tells no classes apart; take --vit.head linear")
-    check_divides(view.height, view.width, vit.patch)
-    if recipe.patches < FEWEST:
+        raise UserError("a model with vit.head none cannot classify; set `vit.head='linear'`")
+    check_image_size(preprocess.height, preprocess.width, vit.patch)
+    if recipe.patches < MIN_PATCHES:
         raise UserError(
-            f"patches of {vit.patch} pixels leave {recipe.patches} of an image of "
-            f"{view.height} x {view.width}, too few to learn from; take {more_patches(recipe)}"
+            f"an image of {preprocess.height} x {preprocess.width} has only {recipe.patches} "
+            f"patches of {vit.patch} x {vit.patch} pixels; try {propose_patches(recipe)}"
         )
-    if vit.classes != facts.classes:
+    if vit.classes != summary.classes:
         raise UserError(
-            f"the model has {vit.classes} classes, the data {facts.classes}; leave vit.classes out"
+            f"the model has {vit.classes} classes, the data {summary.classes}; omit vit.classes"
         )
-    if view.channels != vit.channels:
+    if preprocess.channels != vit.channels:
         raise UserError(
-            f"the model wants {vit.channels} channels and gets {view.channels}; "
-            f"set vit.channels and view.channels alike"
+            f"the model expects {vit.channels} channels, preprocessing gives "
+            f"{preprocess.channels}; set vit.channels and preprocess.channels to the same number"
         )
-    if recipe.train.batch > facts.images:
+    if recipe.train.batch > summary.images:
         raise UserError(
-            f"{facts.images} training images fill no batch of {recipe.train.batch}; "
-            f"take --train.batch {2 ** int(math.log2(facts.images))} or less"
+            f"{summary.images} training images are fewer than one batch of {recipe.train.batch}; "
+            f"lower train.batch to {2 ** int(math.log2(summary.images))} or less"
         )
 
 
-def more_patches(recipe: Recipe) -> str:
-    """A flag that leaves patches enough: about eight a side, where the pixels can be so divided."""
-    vit, view = recipe.vit, recipe.view
-    sides = (*vit.size, view.height, view.width)
+def propose_patches(recipe: Recipe) -> str:
+    """A setting that gives about eight patches per side, where the image size is divisible."""
+    vit, preprocess = recipe.vit, recipe.preprocess
+    sides = (*vit.size, preprocess.height, preprocess.width)
     side, common = min(sides), math.gcd(*sides)
-    if vit.stem != "patch" or side**2 < FEWEST:  # a ResNet has its patch, a speck has no patches
-        flag = "--vit.image" if vit.size == (view.height, view.width) else "--view.size"
-        return f"{flag} {8 * vit.patch}"
+    if vit.stem != "patch" or side**2 < MIN_PATCHES:  # the patch size is fixed, or cannot shrink
+        same = vit.size == (preprocess.height, preprocess.width)
+        setting = "vit.image" if same else "preprocess.size"
+        return f"`{setting}={USUAL_GRID * vit.patch}`"
     divisors = [n for n in range(1, common + 1) if common % n == 0]
-    return f"--vit.patch {min(divisors, key=lambda n: abs(n - side / 8))}"
+    return f"`vit.patch={min(divisors, key=lambda n: abs(n - side / USUAL_GRID))}`"
 
 
-def pick_device(name: str, number: int = 0) -> torch.device:
-    """By name; auto takes the GPU of this number, which counts the processes of a machine."""
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of this name; "auto" picks CUDA, else Apple's MPS, else the CPU.
+
+    On a machine with several GPUs, "auto" gives each process the one of its local rank.
+    """
     if name == "auto":
         gpus = torch.cuda.device_count()
-        if gpus and number >= gpus:
-            raise UserError(f"process {number} has no GPU among {gpus}; start {gpus} processes")
-        return torch.device("cuda", number) if gpus else torch.device("cpu")
+        if gpus and local_rank >= gpus:
+            raise UserError(
+                f"process {local_rank} has no GPU: this machine has {gpus}; start {gpus} processes"
+            )
+        if gpus:
+            return torch.device("cuda", local_rank)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).cpu()  # "meta" has shapes, and no numbers to give back
+        torch.zeros(1, device=device).cpu()  # fails on "meta", which has shapes but no values
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"device {name} cannot be used: {reason}; try --device cpu") from error
+        raise UserError(f"cannot use device {name}: {reason}; try `device='cpu'`") from error
     return device
 
 
 def make_loader(
-    recipe: Recipe, source: Source, place: torch.device, together: Together = ALONE
+    recipe: Recipe, source: Source, device: torch.device, world: World = SINGLE
 ) -> Loader:
     return Loader(
         source,
-        recipe.view,
+        recipe.preprocess,
         recipe.data,
         batch=recipe.train.batch,
         seed=recipe.train.seed,
-        rank=together.rank,
-        world=together.world,
-        device=place,
-        progress=together.first,
+        rank=world.rank,
+        world_size=world.size,
+        device=device,
+        progress=world.is_leader,
     )
 
 
-def make_learner(recipe: Recipe, place: torch.device) -> Learner:
-    """A model with its first weights, a function of the seed, and all that trains it."""
+def make_learner(recipe: Recipe, device: torch.device) -> Learner:
+    """The model with its initial weights, a function of the seed, and its optimizer."""
     torch.manual_seed(recipe.train.seed)
     model = ViT(recipe.vit)
     if recipe.weights:
-        begin_from(recipe.weights, model)
-    model.to(place)
+        load_backbone_weights(recipe.weights, model)
+    model.to(device)
     if recipe.vit.positions != "rotary" and not recipe.vit.qk_norm:
-        still_key_biases(model)
+        freeze_key_biases(model)
     names = dict(model.named_parameters())
     return Learner(
         model,
         recipe.train,
-        layer=lambda name: layer_of(name, recipe.vit.depth),
-        undecayed=[name for name in TOKENS if name in names],
-        matrices={name: count for name in names if (count := stacked(name, recipe.vit))},
+        layer_index=lambda name: layer_index(name, recipe.vit.depth),
+        no_weight_decay=[name for name in NO_WEIGHT_DECAY if name in names],
+        matrices={name: n for name in names if (n := count_stacked_matrices(name, recipe.vit))},
     )
 
 
-def still_key_biases(model: ViT) -> None:
-    """A key bias adds the same to all that a token asks, and softmax forgets it: its gradient is
-    rounding noise, which Adam would make as large as any other."""
+def freeze_key_biases(model: ViT) -> None:
+    """Zeroes the gradients of the key biases.
+
+    A key bias adds the same number to all attention logits of a query, which softmax ignores. Its
+    gradient is only rounding noise, which Adam would scale up to a full update.
+    """
     for module in model.modules():
         if isinstance(module, Attention):
-            matters = torch.ones_like(module.qkv.bias)
-            matters.chunk(3)[1].zero_()
-            module.qkv.bias.register_hook(matters.mul)
+            mask = torch.ones_like(module.qkv.bias)
+            mask.chunk(3)[1].zero_()
+            module.qkv.bias.register_hook(mask.mul)
 
 
-def told(loaded: zoo.Loaded) -> zoo.Loaded:
-    """Says what became of foreign weights, and who told what their file does not."""
+def log_weight_changes(loaded: zoo.LoadedModel) -> zoo.LoadedModel:
+    """Logs what was resized, adapted, left out or assumed when foreign weights were loaded."""
     report = loaded.report
-    for kind in ("resized", "adapted", "left_out", "told"):
-        for fact in getattr(report, kind):
-            log.info(f"{report.source}: {kind.replace('_', ' ')}: {fact}")
+    for kind in ("resized", "adapted", "left_out", "assumed"):
+        for change in getattr(report, kind):
+            log.info(f"{report.source}: {kind.replace('_', ' ')}: {change}")
     return loaded
 
 
-def weights_for(facts: Facts, weights: str, asked: Mapping[str, Any]) -> zoo.Loaded:
-    """What a fine-tuning starts from, with what was asked for of its model."""
-    loaded = zoo.load(weights, vit={"classes": facts.classes, **asked.get("vit", {})})
-    if loaded.view is None and not {"mean", "std"} <= asked.get("view", {}).keys():
+def load_for_fine_tuning(
+    summary: DataSummary, weights: str, settings: Mapping[str, Any]
+) -> zoo.LoadedModel:
+    """The weights to start from, with the changes to the model that `settings` requests."""
+    loaded = zoo.load_weights(weights, vit={"classes": summary.classes, **settings.get("vit", {})})
+    if loaded.preprocess is None and not {"mean", "std"} <= settings.get("preprocess", {}).keys():
         raise UserError(
-            f"{weights} does not say how its images were normalised; say --view.mean 0.5 "
-            f"--view.std 0.5, or ImageNet's 0.485 0.456 0.406 and 0.229 0.224 0.225"
+            f"{weights} does not say how its images were normalised; set preprocess.mean and "
+            f"preprocess.std: both to 0.5, or to ImageNet's 0.485 0.456 0.406 and "
+            f"0.229 0.224 0.225"
         )
-    return told(loaded)
+    return log_weight_changes(loaded)
 
 
-def begin_from(weights: str, model: ViT) -> None:
-    """Everything but the head, which begins anew: the classes are others."""
-    loaded = zoo.load(weights, vit=plain(model.config))
+def load_backbone_weights(weights: str, model: ViT) -> None:
+    """Loads everything but the head, which starts at zero because the classes differ."""
+    loaded = zoo.load_weights(weights, vit=settings_to_dict(model.config))
     model.load_state_dict(loaded.model.state_dict())
     for head in (model.head, model.head_dist):
         if isinstance(head, nn.Linear):
@@ -156,19 +171,19 @@ def begin_from(weights: str, model: ViT) -> None:
             nn.init.zeros_(head.bias)
 
 
-def layer_of(name: str, depth: int) -> int:
-    """0 for what turns pixels into tokens, then the blocks, then the head."""
+def layer_index(name: str, depth: int) -> int:
+    """0 for the embedding, 1 to `depth` for the blocks, then the final norm and the head."""
     if name.startswith("blocks."):
         return 1 + int(name.split(".")[1])
-    early = ("patch_embed", "cls_token", "dist_token", "reg_token", "pos_embed", "norm_pre")
-    return 0 if name.startswith(early) else depth + 1
+    embedding = ("patch_embed", "cls_token", "dist_token", "reg_token", "pos_embed", "norm_pre")
+    return 0 if name.startswith(embedding) else depth + 1
 
 
-def stacked(name: str, config: ViTConfig) -> int:
-    """How many matrices lie in this parameter that Muon should turn; 0 if it should not."""
+def count_stacked_matrices(name: str, config: ViTConfig) -> int:
+    """How many matrices Muon should update in this parameter; 0 for AdamW."""
     if not (name.startswith(("blocks.", "attn_pool.")) and name.endswith(".weight")):
         return 0
-    kinds = {
+    counts = {
         "qkv": 3,
         "kv": 2,
         "q": 1,
@@ -176,4 +191,4 @@ def stacked(name: str, config: ViTConfig) -> int:
         "fc1": 2 if config.mlp == "swiglu" else 1,
         "fc2": 1,
     }
-    return kinds.get(name.split(".")[-2], 0)
+    return counts.get(name.split(".")[-2], 0)

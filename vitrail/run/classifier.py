@@ -1,141 +1,235 @@
 """A model with its classes and preprocessing: what `vitrail.load` returns."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from difflib import get_close_matches
-from io import IOBase
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
+from numpy.typing import NDArray
 
 from vitrail.data.config import Preprocess
 from vitrail.data.image import load_image
-from vitrail.data.preprocess import fit, preprocess
+from vitrail.data.preprocess import preprocess, resize_and_crop
+from vitrail.data.source import Source
 from vitrail.errors import UserError
 from vitrail.model.vit import ViT
-from vitrail.run.build import pick_device, told
-from vitrail.training.learner import computed_in
+from vitrail.run.build import log_weight_changes, pick_device
+from vitrail.run.predictor import (
+    ImageInput,
+    Prediction,
+    Predictor,
+    as_images,
+    class_index,
+    is_single_image,
+    name_image_in_errors,
+)
 from vitrail.zoo import load as zoo
 
 if TYPE_CHECKING:
     from vitrail.insight.explanation import Explanation
-
-Picture = str | Path | bytes | bytearray | memoryview | np.ndarray | Image.Image  # to `load_image`
-
-BATCH = 32  # images in memory at once
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guess:
-    label: str
-    index: int
-    probability: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    label: str
-    index: int
-    probability: float  # plain softmax
-    top: tuple[Guess, ...]  # the most likely classes, this one first
+    from vitrail.run.evaluate import Evaluation, EvaluationSplit
 
 
 class Classifier:
-    """Predicts paths, bytes, PIL images and arrays, one or many."""
+    """A Vision Transformer that predicts, evaluates and explains.
+
+    Images are paths, bytes, PIL images or arrays of height x width x channels. Probabilities are
+    calibrated by the temperature that training fitted on validation images; `raw=True` gives the
+    plain softmax. Weights from other libraries have no temperature, so both are the same.
+
+    >>> classifier = vitrail.load("runs/digits-1")
+    >>> classifier
+    Classifier(10 classes: 0, 1, 2, 3, 4, ...; 8 x 8 pixels, 1 channel; temperature ...; cpu)
+    >>> classifier.predict("digit.png").label in classifier.classes
+    True
+    """
 
     def __init__(
         self,
         model: ViT,
         classes: Sequence[str],
-        view: Preprocess,
-        facts: dict[str, Any] | None = None,
-        device: str | torch.device = "cpu",
+        preprocess: Preprocess,
+        metadata: Mapping[str, Any] | None = None,
+        device: str | torch.device = "auto",
     ):
+        """
+        Args:
+            model: a ViT with a head
+            classes: one name for each output of the head
+            preprocess: how images become the input of the model
+            metadata: what the model file says besides, such as its temperature
+            device: cpu, cuda, cuda:1 ...; auto chooses a GPU if there is one
+        """
         if model.config.head == "none":
-            raise UserError("this model has no head, so it predicts no classes; fine-tune it first")
+            raise UserError(
+                "this model has no classification head; "
+                "fine-tune it with `vitrail.train`, or fit a head with `vitrail.head`"
+            )
         if len(classes) != model.config.classes:
             count = model.config.classes
-            raise UserError(f"{len(classes)} names for {count} classes; give one for each")
-        self.device = torch.device(device)
+            raise UserError(f"{len(classes)} names for {count} classes; give one for each class")
+        self.device = pick_device(device) if isinstance(device, str) else device
         self.model = model.eval().to(self.device)
-        self.classes, self.view, self.facts = tuple(classes), view, facts or {}
-
-    @property
-    def answers(self) -> nn.Module:
-        """What turns preprocessed images into logits."""
-        return self.model
+        self.classes = tuple(classes)
+        self.preprocess = preprocess
+        self.metadata = dict(metadata or {})
+        self.predictor = Predictor(
+            network=self.model,
+            classes=self.classes,
+            preprocess=preprocess,
+            device=self.device,
+            temperature=self.metadata.get("temperature"),
+            training_data=self.metadata.get("data", {}),
+        )
 
     @property
     def temperature(self) -> float | None:
-        """What logits are divided by for calibrated probabilities; None if it was not fitted."""
-        return self.facts.get("temperature")
+        """Divides the logits to calibrate probabilities; None if it was not fitted.
 
-    def predict(self, images: Picture | Iterable[Picture], top: int = 5) -> Any:
-        """A `Prediction`, or a list of them for many images."""
-        found = []
-        for number, (picture, one) in enumerate(self.each(many(images), top), 1):
-            with named(picture, number):
-                if isinstance(one, UserError):
-                    raise one
-            found.append(one)
-        return found[0] if single(images) else found
+        >>> vitrail.load("runs/digits-1").temperature > 0
+        True
+        """
+        return self.predictor.temperature
 
-    def prediction(self, probabilities: np.ndarray, top: int = 5) -> Prediction | UserError:
-        if not np.isfinite(probabilities).all():
-            return UserError("the model answers with NaN or infinity; load other weights")
-        order = np.argsort(-probabilities, kind="stable")[: max(1, top)].tolist()
-        sure = probabilities.tolist()
-        guesses = tuple(Guess(label=self.classes[i], index=i, probability=sure[i]) for i in order)
-        best = guesses[0]
-        return Prediction(
-            label=best.label, index=best.index, probability=best.probability, top=guesses
-        )
+    # a path is an Iterable[str] for the type checker, and yet one image
+    @overload
+    def predict(  # type: ignore[overload-overlap]
+        self, images: ImageInput, *, top: int = 5, raw: bool = False
+    ) -> Prediction: ...
+    @overload
+    def predict(
+        self, images: Iterable[ImageInput], *, top: int = 5, raw: bool = False
+    ) -> list[Prediction]: ...
+    def predict(
+        self, images: ImageInput | Iterable[ImageInput], *, top: int = 5, raw: bool = False
+    ) -> Prediction | list[Prediction]:
+        """Classifies one image, or each of several.
 
-    def probabilities(self, images: Picture | Iterable[Picture]) -> np.ndarray:
-        """One row for each image, one column for each class."""
-        rows = [self.logits(x).softmax(dim=1).numpy() for x in self.batches(many(images))]
-        return np.concatenate(rows) if rows else np.empty((0, len(self.classes)), np.float32)
+        Args:
+            images: path, bytes, PIL image or array; or an iterable of them
+            top: number of most likely classes in `Prediction.top`
+            raw: plain softmax instead of calibrated probabilities
 
-    def features(self, images: Picture | Iterable[Picture]) -> np.ndarray:
-        """What the head reads: one vector for each image."""
+        >>> classifier = vitrail.load("runs/digits-1")
+        >>> classifier.predict("digit.png", top=3)
+        Prediction(...)
+        >>> [prediction.index for prediction in classifier.predict(["digit.png"])] != []
+        True
+        """
+        predictions = self.predictor.predict_images(as_images(images), top=top, raw=raw)
+        return predictions[0] if is_single_image(images) else predictions
+
+    def predict_each(
+        self, images: Iterable[ImageInput], *, top: int = 5, raw: bool = False
+    ) -> Iterator[tuple[ImageInput, Prediction | UserError]]:
+        """Yields each image with its prediction, or with the error that prevented it.
+
+        Only a few images are in memory at once, so this suits any number of them.
+
+        >>> classifier = vitrail.load("runs/digits-1")
+        >>> for image, result in classifier.predict_each(["digit.png", "missing.png"]):
+        ...     print(image, type(result).__name__)
+        digit.png Prediction
+        missing.png UserError
+        """
+        return self.predictor.predict_each(images, top, raw)
+
+    def probabilities(
+        self, images: ImageInput | Iterable[ImageInput], *, raw: bool = False
+    ) -> NDArray[np.float32]:
+        """The probability of every class: one row for each image, one column for each class.
+
+        >>> classifier = vitrail.load("runs/digits-1")
+        >>> classifier.probabilities(["digit.png", "digit.png"]).shape
+        (2, 10)
+        """
+        return self.predictor.probabilities(as_images(images), raw=raw)
+
+    def features(self, images: ImageInput | Iterable[ImageInput]) -> NDArray[np.float32]:
+        """The input of the head: one vector for each image.
+
+        >>> classifier = vitrail.load("runs/digits-1")
+        >>> classifier.features("digit.png").shape == (1, classifier.model.config.width)
+        True
+        """
         rows = []
-        for x in self.batches(many(images)):
-            with torch.inference_mode(), self.autocast():
+        for x in self.predictor.batches(as_images(images)):
+            with torch.inference_mode(), self.predictor.autocast():
                 rows.append(self.model.pool(self.model.encode(x.to(self.device))).float().cpu())
-        return torch.cat([torch.empty(0, self.model.config.width), *rows]).numpy()
+        features: NDArray[np.float32]
+        features = torch.cat([torch.empty(0, self.model.config.width), *rows]).numpy()
+        return features
+
+    def evaluate(
+        self,
+        data: str | Path | Source,
+        *,
+        split: "EvaluationSplit | None" = None,
+        batch: int = 64,
+        skip_broken: bool = False,
+        columns: Mapping[str, str] | None = None,
+        raw: bool = False,
+    ) -> "Evaluation":
+        """Measures accuracy and calibration on labelled images.
+
+        Args:
+            data: folder, table, shards, built-in name, or what `vitrail.open_data` returned
+            split: train, val, test or all; by default the test split, or all images of data that
+                has none
+            batch: images in each forward pass
+            skip_broken: ignore images that cannot be read instead of raising
+            columns: the columns of a table, such as {"label": "species"}; by default as in training
+            raw: log-loss, calibration error and confidence of the plain softmax
+
+        >>> classifier = vitrail.load("runs/digits-1")
+        >>> evaluation = classifier.evaluate("digits")
+        >>> evaluation.interval[0] < evaluation.accuracy < evaluation.interval[1]
+        True
+        """
+        from vitrail.run.evaluate import evaluate, open_evaluation_data
+
+        source, part = open_evaluation_data(self.predictor, data, split, columns)
+        return evaluate(self.predictor, source, part, batch=batch, skip_broken=skip_broken, raw=raw)
 
     def explain(
         self,
-        image: Picture,
+        image: ImageInput,
         target: str | int | None = None,
         *,
         method: str = "best",
         occlusion: bool = False,
         layers: Sequence[int] | None = None,
         heads: Sequence[int] | None = None,
-        room: int | None = None,
+        raw: bool = False,
+        max_bytes: int | None = None,
     ) -> "Explanation":
-        """Why this image is what the model says, or why it is not `target`, a class.
+        """Shows which patches of an image speak for its predicted class, or for `target`.
 
-        `method` is one of `vitrail.insight.explain.METHODS`, or "best": the most faithful of the
-        quick ones on this image. `occlusion` adds the slow one. `layers` and `heads` choose what
-        is drawn, `room` is how many bytes of maps a page may hold.
+        Args:
+            image: path, bytes, PIL image or array
+            target: name or index of the class to explain; by default the predicted one
+            method: relevance, gradient-rollout, rollout, attention or occlusion; best is the most
+                faithful of the first four on this image
+            occlusion: compute occlusion too, which takes hundreds of forward passes
+            layers: blocks whose attention is drawn; by default a selection
+            heads: attention heads that are drawn; by default all
+            raw: plain softmax instead of calibrated probabilities
+            max_bytes: size limit of the attention maps on the page; by default 3 MB
+
+        >>> explanation = vitrail.load("runs/digits-1").explain("digit.png")
+        >>> explanation.heatmap.shape == explanation.grid
+        True
         """
-        from vitrail.insight.explanation import explained
-        from vitrail.insight.looks import ROOM
+        from vitrail.insight.explanation import explain_image
+        from vitrail.insight.patch_attention import MAX_BYTES
 
-        with named(image, 1):
-            pixels = load_image(image, self.view.channels)
-        return explained(
+        with name_image_in_errors(image, 1):
+            pixels = load_image(image, self.preprocess.channels)
+        return explain_image(
             self.model,
-            preprocess(self.view, pixels)[None].to(self.device),
-            fit(self.view, pixels),
+            preprocess(self.preprocess, pixels)[None].to(self.device),
+            resize_and_crop(self.preprocess, pixels),
             self.classes,
             name=str(image) if isinstance(image, str | Path) else "image",
             target=None if target is None else self.index(target),
@@ -143,95 +237,65 @@ class Classifier:
             occlusion=occlusion,
             layers=layers,
             heads=heads,
-            room=ROOM if room is None else room,
+            max_bytes=MAX_BYTES if max_bytes is None else max_bytes,
+            temperature=None if raw else self.temperature,
         )
 
     def index(self, name: str | int) -> int:
-        """The number of a class by its name, one of its names between commas, or its number."""
-        if isinstance(name, int):
-            if not 0 <= name < len(self.classes):
-                raise UserError(f"no such class: {name}; give 0 to {len(self.classes) - 1}")
-            return name
-        wanted = name.strip().casefold()
-        for parts in (lambda one: [one], lambda one: one.split(",")):
-            known = [[part.strip().casefold() for part in parts(one)] for one in self.classes]
-            found = [number for number, names in enumerate(known) if wanted in names]
-            if len(found) == 1:
-                return found[0]
-        if wanted.isdecimal():
-            return self.index(int(wanted))
-        near = get_close_matches(name, self.classes, n=3, cutoff=0.4)
-        hint = ", ".join(map(repr, near)) or f"numbers from 0 to {len(self.classes) - 1}"
-        raise UserError(f"there is no class {name!r}; the nearest are {hint}")
+        """The index of a class, given its name, one of its comma-separated names, or its index.
 
-    def each(
-        self, images: Iterable[Picture], top: int = 5
-    ) -> Iterator[tuple[Picture, Prediction | UserError]]:
-        """One result after the other, whatever cannot be read among them; a few in memory."""
-        pictures = iter(images)
-        while part := list(islice(pictures, BATCH)):
-            read = [self.attempt(picture) for picture in part]
-            good = [x for x in read if isinstance(x, Tensor)]
-            rows = iter(self.logits(torch.stack(good)).softmax(dim=1).numpy() if good else [])
-            for picture, x in zip(part, read, strict=True):
-                yield picture, x if isinstance(x, UserError) else self.prediction(next(rows), top)
+        >>> vitrail.load("runs/digits-1").index("7")
+        7
+        """
+        return class_index(self.classes, name)
 
-    def attempt(self, picture: Picture) -> Tensor | UserError:
-        try:
-            return self.tensor(picture)
-        except UserError as error:
-            return error
-
-    def logits(self, x: Tensor) -> Tensor:
-        with torch.inference_mode(), self.autocast():
-            out: Tensor = self.answers(x.to(self.device))
-        return out.float().cpu()
-
-    def autocast(self) -> torch.autocast:
-        dtype = computed_in("auto", self.device)
-        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
-
-    def batches(self, images: Iterable[Picture]) -> Iterator[Tensor]:
-        """Preprocessed images, never more than a few at once."""
-        pictures = enumerate(images, 1)
-        while part := list(islice(pictures, BATCH)):
-            tensors = []
-            for number, picture in part:
-                with named(picture, number):
-                    tensors.append(self.tensor(picture))
-            yield torch.stack(tensors)
-
-    def tensor(self, picture: Picture) -> Tensor:
-        return preprocess(self.view, load_image(picture, self.view.channels))
+    def __repr__(self) -> str:
+        names = ", ".join(self.classes[:SHOWN_CLASSES])
+        names += ", ..." if len(self.classes) > SHOWN_CLASSES else ""
+        view = self.preprocess
+        channels = f"{view.channels} channel{'s' * (view.channels != 1)}"
+        heat = "none" if self.temperature is None else f"{self.temperature:.3g}"
+        return (
+            f"Classifier({len(self.classes)} classes: {names}; "
+            f"{view.height} x {view.width} pixels, {channels}; temperature {heat}; {self.device})"
+        )
 
 
-@contextmanager
-def named(picture: Picture, number: int) -> Iterator[None]:
-    """Says of which image an error tells: its path, or which one of those given it is, from 1."""
-    try:
-        yield
-    except UserError as error:
-        name = picture if isinstance(picture, str | Path) else f"image {number}"
-        raise type(error)(f"{name}: {error}") from error
+SHOWN_CLASSES = 5  # in the repr
 
 
-def single(images: Any) -> bool:
-    """Whether it is one image, or what is none and not many either."""
-    kinds = (*get_args(Picture), Tensor, IOBase)
-    return isinstance(images, kinds) or not isinstance(images, Iterable)
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    vit: Mapping[str, Any] | None = None,
+) -> Classifier:
+    """Loads a classifier from a run folder, a model file, or the weights of another library.
 
+    Reads Vitrail's own files and the layouts of timm, Hugging Face, torchvision and Google, from
+    safetensors, PyTorch or `.npz` files. No code in a file is ever executed.
 
-def many(images: Any) -> Iterable[Picture]:
-    return [images] if single(images) else images
+    Args:
+        path: run folder, weight file or folder, name of published weights, or "hf:owner/name"
+        device: cpu, cuda, cuda:1 ...; auto chooses a GPU if there is one
+        preprocess: mean and standard deviation that foreign weights expect, if their file does
+            not say
+        vit: settings that the file cannot show, such as {"heads": 6}, or that shall differ, such
+            as {"image": 384}
 
-
-def load(path: str | Path, *, device: str = "cpu", **hints: Any) -> Classifier:
-    """The classifier in a run folder, a model file, or any weights that `zoo` reads."""
-    loaded = told(zoo.load(path, **hints))
+    >>> classifier = vitrail.load("runs/digits-1")
+    >>> classifier.classes[:3]
+    ('0', '1', '2')
+    """
+    loaded = log_weight_changes(zoo.load_weights(path, preprocess=preprocess, vit=vit))
     config = loaded.model.config
-    if loaded.view is None:
+    if loaded.preprocess is None:
         raise UserError(
-            f"{path} does not say how its images were normalised; say --preprocess half or imagenet"
+            f"{path} does not say how its images were normalised; "
+            f"give `preprocess='half'` or `preprocess='imagenet'`"
         )
     classes = loaded.classes or tuple(str(number) for number in range(config.classes))
-    return Classifier(loaded.model, classes, loaded.view, loaded.facts, pick_device(device))
+    return Classifier(
+        loaded.model, classes, loaded.preprocess, loaded.metadata, pick_device(device)
+    )

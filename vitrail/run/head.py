@@ -1,288 +1,373 @@
-"""Any classifier on the features of a frozen model: fitted, compared, kept and used."""
+"""A scikit-learn classifier on the frozen features of a model: fitted, used and saved."""
 
-import os
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
-from vitrail import files
 from vitrail.data.config import Columns, Preprocess
-from vitrail.data.open import USUAL, address, open_data
-from vitrail.data.source import Source, Split, fingerprint
-from vitrail.data.sources.places import keep_out
+from vitrail.data.open import DEFAULT_COLUMNS, open_data, resolve_data
+from vitrail.data.source import SPLITS, Source, fingerprint
 from vitrail.errors import UserError
-from vitrail.evaluation.metrics import interval
-from vitrail.heads import keep, kinds, shots
-from vitrail.heads.features import Examples, Extractor, Features, What, weights_digest
-from vitrail.heads.head import Head, has_probabilities, heat
+from vitrail.heads.features import (
+    Examples,
+    FeatureExtractor,
+    FeatureKind,
+    Features,
+    hash_weights,
+)
+from vitrail.heads.file import read_head_file, write_head_file
+from vitrail.heads.fit import ignore_convergence_warnings
+from vitrail.heads.head import Head, fit_head_temperature, has_probabilities
+from vitrail.heads.kinds import require_sklearn
 from vitrail.model.vit import ViT
-from vitrail.run.build import pick_device, told
+from vitrail.run.build import log_weight_changes, pick_device
 from vitrail.run.classifier import Classifier
-from vitrail.run.recipe import plain
+from vitrail.run.predictor import (
+    ImageInput,
+    Prediction,
+    Predictor,
+    as_images,
+    is_single_image,
+)
+from vitrail.run.recipe import settings_from_dict, settings_to_dict
 from vitrail.zoo import load as zoo
 
-DEFAULT = ("logistic",)
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
+if TYPE_CHECKING:
+    from vitrail.run.evaluate import Evaluation, EvaluationSplit
 
 
-class Answers(nn.Module):
-    """Images in, a head's logits out: what stands in the place of a model with its own head."""
+class HeadNetwork(nn.Module):
+    """Preprocessed images in, the logits of a fitted head out."""
 
-    def __init__(self, extractor: Extractor, head: Head):
+    def __init__(self, extractor: FeatureExtractor, head: Head):
         super().__init__()
         self.model, self.extractor, self.head = extractor.model, extractor, head
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.from_numpy(self.head.scores(self.extractor(x)))
+        return torch.from_numpy(self.head.logits(self.extractor(x)))
 
 
-class Headed(Classifier):
-    """A frozen model with a head of its own choice; it predicts once `fit` has been called."""
+class FeatureClassifier:
+    """A scikit-learn classifier on the frozen features of a Vision Transformer.
+
+    `vitrail.head` makes one; `fit` trains it, `save` writes it to a file that `vitrail predict`
+    and `vitrail evaluate` accept as `--head`.
+
+    >>> from sklearn.neighbors import NearestCentroid
+    >>> classifier = vitrail.head("runs/digits-1", NearestCentroid()).fit("digits")
+    >>> classifier.predict("digit.png").label in classifier.classes
+    True
+    """
 
     def __init__(
         self,
-        model: ViT,
-        view: Preprocess,
+        extractor: FeatureExtractor,
         device: torch.device,
-        features: Features,
         *,
         estimator: Any = None,
         head: Head | None = None,
     ):
-        # not through Classifier's own: the model may have no head, and other classes
-        self.device, self.model, self.view = device, model.eval().to(device), view
-        self.extractor = Extractor(model=self.model, view=view, features=features)
+        """
+        Args:
+            extractor: the model, its preprocessing, and which features the head reads
+            device: where the model runs
+            estimator: a scikit-learn classifier that `fit` clones
+            head: an already fitted head
+        """
+        extractor.model.eval().to(device)
+        self.extractor, self.device = extractor, device
         self.estimator, self.head = estimator, head
-        self.facts, self.classes = {}, ()
-        if head is not None:
-            self.use(head)
-
-    def use(self, head: Head) -> None:
-        self.head, self.classes = head, head.classes
-        # margins have theirs already
-        temperature = head.temperature if has_probabilities(head.estimator) else 1.0
-        self.facts = {"data": dict(head.data), "temperature": temperature}
 
     @property
-    def answers(self) -> nn.Module:
-        if self.head is None:
-            raise UserError("this head has learned nothing yet; call .fit(data) first")
-        return Answers(self.extractor, self.head)
+    def classes(self) -> tuple[str, ...]:
+        """The class names of the data that the head was fitted on.
 
-    def fit(self, data: str | Path | Source, *, columns: Columns = USUAL) -> "Headed":
-        """Learns from the training images of `data`, whose classes become the head's."""
+        >>> from sklearn.neighbors import NearestCentroid
+        >>> vitrail.head("runs/digits-1", NearestCentroid()).fit("digits").classes[-1]
+        '9'
+        """
+        return self._fitted_head().classes
+
+    @property
+    def predictor(self) -> Predictor:
+        """What turns images into predictions, once the head is fitted.
+
+        >>> from sklearn.neighbors import NearestCentroid
+        >>> vitrail.head("runs/digits-1", NearestCentroid()).predictor
+        Traceback (most recent call last):
+        vitrail.errors.UserError: this head is not fitted yet; call .fit(data) first
+        """
+        head = self._fitted_head()
+        return Predictor(
+            network=HeadNetwork(self.extractor, head),
+            classes=head.classes,
+            preprocess=self.extractor.preprocess,
+            device=self.device,
+            # logits of heads without probabilities are already divided by the temperature
+            temperature=head.temperature if has_probabilities(head.estimator) else 1.0,
+            training_data=head.data,
+        )
+
+    def fit(
+        self, data: str | Path | Source, *, columns: Mapping[str, str] | None = None
+    ) -> "FeatureClassifier":
+        """Fits the estimator on the training images of `data`, whose classes become the head's.
+
+        Args:
+            data: folder, table, shards, built-in name, or what `vitrail.open_data` returned
+            columns: the columns of a table, such as {"label": "species"}
+
+        >>> from sklearn.neighbors import NearestCentroid
+        >>> vitrail.head("runs/digits-1", NearestCentroid()).fit("digits").score("digits") > 0.5
+        True
+        """
         from sklearn.base import clone
 
-        source = open_data(data, columns=columns) if isinstance(data, str | Path) else data
-        train, val = (self.extractor.examples(source, split) for split in SPLITS[:2])
-        with kinds.patient():
+        source, names = open_training_data(data, columns)
+        train, val = (self.extractor.extract_split(source, split) for split in SPLITS[:2])
+        with ignore_convergence_warnings():
             fitted = clone(self.estimator).fit(train.x, train.y)
-        name = type(fitted).__name__
-        self.use(self.made(name, fitted, source, str(data), val, columns))
+        origin = describe_head_data(source, data, names)
+        self.head = make_head(self.extractor, type(fitted).__name__, fitted, source, origin, val)
         return self
 
-    def made(
+    # a path is an Iterable[str] for the type checker, and yet one image
+    @overload
+    def predict(  # type: ignore[overload-overlap]
+        self, images: ImageInput, *, top: int = 5, raw: bool = False
+    ) -> Prediction: ...
+    @overload
+    def predict(
+        self, images: Iterable[ImageInput], *, top: int = 5, raw: bool = False
+    ) -> list[Prediction]: ...
+    def predict(
+        self, images: ImageInput | Iterable[ImageInput], *, top: int = 5, raw: bool = False
+    ) -> Prediction | list[Prediction]:
+        """Classifies one image, or each of several, like `Classifier.predict`.
+
+        Args:
+            images: path, bytes, PIL image or array; or an iterable of them
+            top: number of most likely classes in `Prediction.top`
+            raw: the estimator's own probabilities instead of calibrated ones
+
+        >>> from sklearn.neighbors import NearestCentroid
+        >>> classifier = vitrail.head("runs/digits-1", NearestCentroid()).fit("digits")
+        >>> len(classifier.predict(["digit.png", "digit.png"]))
+        2
+        """
+        predictions = self.predictor.predict_images(as_images(images), top=top, raw=raw)
+        return predictions[0] if is_single_image(images) else predictions
+
+    def predict_each(
+        self, images: Iterable[ImageInput], *, top: int = 5, raw: bool = False
+    ) -> Iterator[tuple[ImageInput, Prediction | UserError]]:
+        """Yields each image with its prediction, or with the error that prevented it.
+
+        >>> from sklearn.neighbors import NearestCentroid
+        >>> classifier = vitrail.head("runs/digits-1", NearestCentroid()).fit("digits")
+        >>> [type(result).__name__ for image, result in classifier.predict_each(["no.png"])]
+        ['UserError']
+        """
+        return self.predictor.predict_each(images, top, raw)
+
+    def evaluate(
         self,
-        kind: str,
-        fitted: Any,
-        source: Source,
-        data: str,
-        held_out: Examples,
-        columns: Columns,
-    ) -> Head:
-        return Head(
-            kind=kind,
-            estimator=fitted,
-            classes=tuple(source.classes),
-            features=self.extractor.features,
-            width=self.extractor.width,
-            weights=weights_digest(self.model),
-            view=self.view.plain(),
-            data={
-                "name": source.name,
-                "source": address(data),
-                "columns": plain(columns),
-                "fingerprint": fingerprint(source),
-            },
-            temperature=heat(fitted, len(source.classes), held_out),
-        )
+        data: str | Path | Source,
+        *,
+        split: "EvaluationSplit | None" = None,
+        batch: int = 64,
+        skip_broken: bool = False,
+        columns: Mapping[str, str] | None = None,
+        raw: bool = False,
+    ) -> "Evaluation":
+        """Measures accuracy and calibration on labelled images, like `Classifier.evaluate`.
 
-    def score(self, data: str | Path) -> float:
-        """Accuracy on the images that `vitrail evaluate` would take: test images, or all."""
-        from vitrail.run.scores import evaluate, open_for
+        >>> from sklearn.neighbors import NearestCentroid
+        >>> classifier = vitrail.head("runs/digits-1", NearestCentroid()).fit("digits")
+        >>> classifier.evaluate("digits").split
+        'test'
+        """
+        from vitrail.run.evaluate import evaluate, open_evaluation_data
 
-        return float(evaluate(self, *open_for(self, data, None))["accuracy"])
+        predictor = self.predictor
+        source, part = open_evaluation_data(predictor, data, split, columns)
+        return evaluate(predictor, source, part, batch=batch, skip_broken=skip_broken, raw=raw)
+
+    def score(self, data: str | Path | Source) -> float:
+        """Accuracy on the test split of `data`, or on all images if it has none.
+
+        >>> from sklearn.neighbors import NearestCentroid
+        >>> vitrail.head("runs/digits-1", NearestCentroid()).fit("digits").score("digits") > 0.5
+        True
+        """
+        return self.evaluate(data).accuracy
 
     def save(self, path: str | Path) -> None:
-        """For `--head` of predict and evaluate."""
-        if self.head is None:
-            raise UserError("this head has learned nothing yet; call .fit(data) first")
-        keep.save(path, self.head)
+        """Writes the fitted head to a file, without the model.
 
-    def explain(self, *asked: Any, **wishes: Any) -> Any:
-        raise UserError(
-            "maps show what the model's own head looks at, not a fitted one; explain the model"
-        )
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> vitrail.head("runs/digits-1", LogisticRegression()).fit("digits").save("head.skops")
+        """
+        write_head_file(path, self._fitted_head())
+
+    def _fitted_head(self) -> Head:
+        if self.head is None:
+            raise UserError("this head is not fitted yet; call .fit(data) first")
+        return self.head
+
+    def __repr__(self) -> str:
+        state = "not fitted" if self.head is None else f"{len(self.head.classes)} classes"
+        kind = type(self.estimator).__name__ if self.head is None else self.head.kind
+        features = self.extractor.features.kind
+        return f"FeatureClassifier({kind} on {features} features; {state}; {self.device})"
 
 
 def head(
     classifier: Classifier | str | Path,
     estimator: Any,
     *,
-    features: What = "pooled",
+    features: FeatureKind = "pooled",
     layers: Sequence[int] = (),
-    device: str = "cpu",
-) -> Headed:
-    """Any scikit-learn classifier on the features of a classifier, or of weights without a head.
+    batch: int = 64,
+    device: str = "auto",
+    skip_broken: bool = False,
+    preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    vit: Mapping[str, Any] | None = None,
+) -> FeatureClassifier:
+    """Puts a scikit-learn classifier on the frozen features of a model.
 
-    The model stays as it is. `.fit(data)` learns, `.predict(images)` and `.score(data)` use it.
+    The model does not change. Call `.fit(data)`, then `.predict(images)` and `.evaluate(data)`.
+
+    Args:
+        classifier: run folder, model file, weights with or without a head, or a `Classifier`
+        estimator: any scikit-learn classifier; `fit` clones it
+        features: input of the model's own head (pooled), its [CLS] token, or the average of the
+            patch tokens
+        layers: blocks whose features are concatenated, from 0, or from -1 down; by default the
+            last one
+        batch: images in each forward pass
+        device: cpu, cuda, cuda:1 ...; auto chooses a GPU if there is one
+        skip_broken: ignore images that cannot be read instead of raising
+        preprocess: mean and standard deviation that foreign weights expect, if their file does
+            not say
+        vit: settings that the file cannot show, or that shall differ, such as {"image": 384}
+
+    >>> from sklearn.ensemble import RandomForestClassifier
+    >>> forest = vitrail.head("runs/digits-1", RandomForestClassifier(20)).fit("digits")
+    >>> forest.score("digits") > 0.5
+    True
     """
-    kinds.needed()
-    wanted = Features(what=features, layers=tuple(layers))
+    require_sklearn()
+    extractor, chosen = make_extractor(
+        classifier, features, layers, batch, device, skip_broken, preprocess, vit
+    )
+    return FeatureClassifier(extractor, chosen, estimator=estimator)
+
+
+def make_extractor(
+    classifier: Classifier | str | Path,
+    features: FeatureKind,
+    layers: Sequence[int],
+    batch: int,
+    device: str,
+    skip_broken: bool,
+    preprocess: Literal["half", "imagenet", "clip"] | None,
+    vit: Mapping[str, Any] | None,
+) -> tuple[FeatureExtractor, torch.device]:
     if isinstance(classifier, Classifier):
-        model, view, place = classifier.model, classifier.view, classifier.device
+        model, view, chosen = classifier.model, classifier.preprocess, classifier.device
     else:
-        model, view, place = frozen(classifier, device)
-    model.chosen(wanted.layers or None)
-    return Headed(model, view, place, wanted, estimator=estimator)
+        model, view, chosen = load_frozen_model(classifier, device, preprocess=preprocess, vit=vit)
+    wanted = Features(kind=features, layers=tuple(layers))
+    model.block_indices(wanted.layers or None)  # raises before any image is read
+    extractor = FeatureExtractor(
+        model=model, preprocess=view, features=wanted, batch=batch, skip_broken=skip_broken
+    )
+    return extractor, chosen
 
 
-def frozen(path: str | Path, device: str, **hints: Any) -> tuple[ViT, Preprocess, torch.device]:
+def load_frozen_model(
+    path: str | Path,
+    device: str,
+    *,
+    preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    vit: Mapping[str, Any] | None = None,
+) -> tuple[ViT, Preprocess, torch.device]:
     """Any weights, with or without a head."""
-    loaded = told(zoo.load(path, **hints))
-    if loaded.view is None:
+    loaded = log_weight_changes(zoo.load_weights(path, preprocess=preprocess, vit=vit))
+    if loaded.preprocess is None:
         raise UserError(
-            f"{path} does not say how its images were normalised; say --preprocess half or imagenet"
+            f"{path} does not say how its images were normalised; "
+            f"give `preprocess='half'` or `preprocess='imagenet'`"
         )
-    return loaded.model, loaded.view, pick_device(device)
+    return loaded.model, loaded.preprocess, pick_device(device)
 
 
-def load_with_head(path: str | Path, file: str | Path, *, device: str, **hints: Any) -> Headed:
-    """The model with a head that was fitted on its features, and on no other's."""
-    found = keep.load(file)
-    model, view, place = frozen(path, device, **hints)
-    if view.plain() != dict(found.view):
+def load_with_head(
+    path: str | Path,
+    file: str | Path,
+    *,
+    device: str = "auto",
+    preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    vit: Mapping[str, Any] | None = None,
+) -> FeatureClassifier:
+    """A model with a head that was fitted on its features; refuses a head of other weights."""
+    saved = read_head_file(file)
+    model, view, chosen = load_frozen_model(path, device, preprocess=preprocess, vit=vit)
+    if view.to_dict() != dict(saved.preprocess):
         raise UserError(
-            f"the head {file} knows images preprocessed otherwise; "
-            f"ask for the same size, or fit it again with `vitrail head`"
+            f"the head {file} was fitted on images with other preprocessing; "
+            f"use the same image size, or fit it again with `vitrail head`"
         )
-    if weights_digest(model) != found.weights:
+    if hash_weights(model) != saved.weights_hash:
         raise UserError(
             f"the head {file} was fitted on features of other weights than {path}; "
             f"fit it again with `vitrail head {path} DATA`"
         )
-    return Headed(model, view, place, found.features, head=found)
+    extractor = FeatureExtractor(model=model, preprocess=view, features=saved.features)
+    return FeatureClassifier(extractor, chosen, head=saved)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One kind of head, judged."""
-
-    head: Head
-    fitted: kinds.Fitted
-    accuracy: float  # on the images of `split`
-    interval: tuple[float, float]
-    validation: float | None  # accuracy on validation images; None if there are none
-    predict_seconds: float  # for all images of `split`
-    size: int  # bytes of its file
-    shots: tuple[shots.Shots, ...]
-
-    @property
-    def merit(self) -> float:
-        """What the best head is chosen by; test images have no say."""
-        found = self.validation if self.validation is not None else self.fitted.cross_validation
-        return -1.0 if found is None else found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    rows: list[Row]
-    best: Row
-    images: dict[str, int]  # of each split
-    split: str  # whose images give the accuracies
+def make_head(
+    extractor: FeatureExtractor,
+    kind: str,
+    fitted: Any,
+    source: Source,
+    data: Mapping[str, Any],
+    held_out: Examples,
+) -> Head:
+    """A fitted estimator with all that is needed to use it again."""
+    return Head(
+        kind=kind,
+        estimator=fitted,
+        classes=tuple(source.classes),
+        features=extractor.features,
+        width=extractor.width,
+        weights_hash=hash_weights(extractor.model),
+        preprocess=extractor.preprocess.to_dict(),
+        data=data,
+        temperature=fit_head_temperature(fitted, len(source.classes), held_out),
+    )
 
 
-def compare(
-    headed: Headed,
-    data: str,
-    names: Sequence[str] = DEFAULT,
-    few: Sequence[int] = (),
-    say: Callable[[str], None] = lambda words: None,
-    *,
-    columns: Columns = USUAL,
-    out: Path | None = None,
-) -> Comparison:
-    """Fits each kind on training images, and judges it on test images.
-
-    The best one is that with the highest accuracy on validation images. Nothing is done if it
-    may not be kept in the file `out`.
-    """
-    for name in names:
-        kinds.find(name)
-    shots.check(few)
-    kinds.needed()
-    headed.model.chosen(headed.extractor.features.layers or None)
-    source = open_data(data, columns=columns)
-    if out is not None:
-        keep_out(source, out, "--out")
-        check_place(out, headed.model)
-    train, val, test = (headed.extractor.examples(source, one) for one in SPLITS)
-    split = "test" if len(test) else "val"
-    judging = test if len(test) else val
-    if not len(judging):
-        raise UserError(f"{source.name} has no test and no validation images to judge heads on")
-    for number in few:
-        shots.draw(train.y, number, source.classes, 0)
-    rows = []
-    for name in names:
-        say(name)
-        fitted = kinds.fit(name, train.x, train.y, source.classes)
-        made = headed.made(name, fitted.estimator, source, data, val, columns)
-        start = time.perf_counter()
-        rate = made.accuracy(judging)
-        seconds = time.perf_counter() - start
-        rows.append(
-            Row(
-                head=made,
-                fitted=fitted,
-                accuracy=rate,
-                interval=interval(rate, len(judging)),
-                validation=made.accuracy(val) if len(val) else None,
-                predict_seconds=seconds,
-                size=len(keep.pack(made)),
-                shots=tuple(shots.judge(name, train, judging, n, source.classes) for n in few),
-            )
-        )
-    best = max(rows, key=lambda row: row.merit)
-    images = {"train": len(train), "val": len(val), "test": len(test)}
-    headed.use(best.head)
-    return Comparison(rows=rows, best=best, images=images, split=split)
+def open_training_data(
+    data: str | Path | Source, columns: Mapping[str, str] | None
+) -> tuple[Source, Columns]:
+    names = settings_from_dict(Columns, columns, "data.columns.") if columns else DEFAULT_COLUMNS
+    source = open_data(data, columns=names) if isinstance(data, str | Path) else data
+    return source, names
 
 
-def beside(model: str | Path) -> Path:
-    """Where a head is kept: in the folder of its model, or here if that cannot be written to."""
-    path = files.expanded(model)
-    folder = path if path.is_dir() else path.parent
-    fine = path.exists() and os.access(folder, os.W_OK)
-    return folder / keep.FILE if fine else Path(keep.FILE)
-
-
-def check_place(path: Path, model: ViT) -> None:
-    """Refuses to write over anything but an earlier head of the same weights."""
-    if not path.exists():
-        return
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give the name of a file")
-    try:
-        weights = keep.load(path).weights
-    except UserError as error:
-        raise UserError(
-            f"{path} exists and is no readable head; remove it, or give another --out"
-        ) from error
-    if weights != weights_digest(model):
-        raise UserError(f"{path} is a head of other weights; remove it, or give another --out")
+def describe_head_data(
+    source: Source, data: str | Path | Source, columns: Columns
+) -> dict[str, Any]:
+    """What a head's file says about the data it was fitted on."""
+    return {
+        "name": source.name,
+        "source": resolve_data(data) if isinstance(data, str | Path) else str(source.path or ""),
+        "columns": settings_to_dict(columns),
+        "fingerprint": fingerprint(source),
+    }

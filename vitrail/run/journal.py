@@ -1,4 +1,4 @@
-"""`log.jsonl`: one line per logged step and per epoch, kept true through kills and resumes."""
+"""`log.jsonl`: one line per logged step and per epoch, kept consistent across kills and resumes."""
 
 import json
 from collections.abc import Iterator
@@ -9,26 +9,29 @@ from typing import Any
 from vitrail import files
 from vitrail.errors import UserError
 
-NUMBERS = {  # of each kind of line, beside the step
+REQUIRED = {  # numbers of each kind of line, besides the step
     "step": ("epoch", "loss", "lr", "images_per_s"),
     "epoch": ("epoch", "seconds", "train_loss"),
 }
-WHERE_KNOWN = ("train_accuracy", "val_loss", "val_accuracy")
+OPTIONAL = ("train_accuracy", "val_loss", "val_accuracy")
 
 
 class Journal:
-    """Appends lines; given the step a run starts from, it first drops those past it."""
+    """Appends lines to the log; first drops those past the step that the run starts from."""
 
     def __init__(self, path: Path, start: int, tensorboard: bool = False):
         self.path = path
-        kept = [line for line in read_journal(path) if line["step"] <= start]
-        files.write(path, "".join(json.dumps(line) + "\n" for line in kept))
-        with self.told():
-            self.file = path.open("ab", buffering=0)  # what was refused is not tried again
-        self.board = board(path.parent / "tensorboard", start) if tensorboard else None
+        lines = [line for line in read_journal(path) if line["step"] <= start]
+        files.write_file(path, "".join(json.dumps(line) + "\n" for line in lines))
+        with self._report_errors():
+            self.file = path.open("ab", buffering=0)  # unbuffered: a failed write is not repeated
+        self.board = None
+        if tensorboard:
+            folder = path.parent / "tensorboard"
+            self.board = import_summary_writer()(str(folder), purge_step=start + 1)
 
     def write(self, line: dict[str, Any]) -> None:
-        with self.told():
+        with self._report_errors():
             rest = json.dumps(line).encode() + b"\n"
             while rest:
                 rest = rest[self.file.write(rest) :]
@@ -38,12 +41,12 @@ class Journal:
                     self.board.add_scalar(f"{line['kind']}/{key}", value, line["step"])
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def _report_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            why = f"cannot write {self.path}: {files.refusal(error)}"
-            raise UserError(f"{why}; the saved states are untouched") from error
+            why = f"cannot write {self.path}: {files.describe_os_error(error)}"
+            raise UserError(f"{why}; the checkpoints are intact") from error
 
     def close(self) -> None:
         self.file.close()
@@ -52,48 +55,42 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """All whole lines: a kill may have torn the last one, a disk any."""
-    lines = []
-    if path.exists():
-        for text in read(path).splitlines():
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if whole(line):
-                lines.append(line)
+    """All complete lines; a kill can truncate the last one, a disk error can damage any."""
+    lines: list[dict[str, Any]] = []
+    if not path.exists():
+        return lines
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {files.describe_os_error(error)}") from error
+    for text in content.splitlines():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if is_complete(line):
+            lines.append(line)
     return lines
 
 
-def whole(line: Any) -> bool:
-    """Whether a line has the numbers that others read off it."""
+def is_complete(line: Any) -> bool:
+    """Whether a line has all the numbers that its readers expect."""
     if not isinstance(line, dict) or not isinstance(line.get("step"), int):
         return False
-    needed = NUMBERS.get(str(line.get("kind")))
-    if needed is None:
+    required = REQUIRED.get(str(line.get("kind")))
+    if required is None:
         return False
-    known = [line[name] for name in WHERE_KNOWN if line.get(name) is not None]
-    numbers = [line.get(name) for name in needed] + known
+    numbers = [line.get(name) for name in required]
+    numbers += [line[name] for name in OPTIONAL if line.get(name) is not None]
     return all(isinstance(number, int | float) for number in numbers)
 
 
-def read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {files.refusal(error)}") from error
-
-
-def board(folder: Path, start: int) -> Any:
-    return summary_writer()(str(folder), purge_step=start + 1)
-
-
-def summary_writer() -> Any:
-    """TensorBoard's class, or what to install."""
+def import_summary_writer() -> Any:
+    """TensorBoard's SummaryWriter; raises if it is not installed."""
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError as error:
         raise UserError(
-            "TensorBoard is not installed; pip install 'vitrail[tensorboard]'"
+            "TensorBoard is not installed; run pip install 'vitrail[tensorboard]'"
         ) from error
     return SummaryWriter

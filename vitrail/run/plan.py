@@ -1,4 +1,4 @@
-"""How many steps fit into the minutes: planned once from a short timing, then stored."""
+"""Plans the number of steps: times a few of them, so that the run ends on time."""
 
 import copy
 import math
@@ -7,138 +7,157 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from vitrail.data.loader import Loader
-from vitrail.data.source import Split, indices
+from vitrail.data.source import SPLITS, split_indices
+from vitrail.display.text import format_duration
 from vitrail.errors import UserError
-from vitrail.evaluation.loop import logits
+from vitrail.evaluation.loop import compute_logits
 from vitrail.run import auto
-from vitrail.run.live import Live, duration
 from vitrail.run.recipe import Recipe
+from vitrail.run.terminal import Terminal
 from vitrail.training import loop
 from vitrail.training.config import TrainConfig
-from vitrail.training.distributed import ALONE, Together
+from vitrail.training.distributed import SINGLE, World
 from vitrail.training.learner import Learner
 
-LOOKING = 0.02  # most of the time that may go into looking at validation images
-TRIAL = 3.0  # seconds in which each kind of step is timed, where no minutes are given
-SHARE, LONGEST = 0.05, 60.0  # part of the minutes, and seconds at most, in which all are timed
-ENDING = 1.0  # seconds to write the results
-SLOWER = 1.02  # a step later on, against a timed one: reports, saves, the machine's own work
-HICCUPS = 0.1  # part of the timed steps, the slowest, that do not count: other programs wake too
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
+EVALUATION_SHARE = 0.02  # of the training time, at most, for evaluations on the validation split
+TRIAL = 3.0  # seconds for which each kind of step is timed, if no minutes are given
+TRIAL_SHARE, MAX_TRIAL = 0.05, 60.0  # of the given minutes, and seconds at most, for all timing
+RESULTS_SECONDS = 1.0  # to write the results
+SLOWDOWN = 1.02  # of later steps against timed ones: logging, checkpoints, other programs
+OUTLIERS = 0.1  # fraction of the timed steps, the slowest ones, that is ignored
+WARMUP_STEPS = 2  # not timed: they allocate memory
+MIN_TIMED_STEPS = 3
+FORWARDS_PER_STEP = 3  # a training step costs about three forward passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
-    step: float  # seconds of a training step, on average over the run
-    image: float  # seconds to evaluate an image
+class StepTiming:
+    step: float  # seconds per training step, on average over the run
+    image: float  # seconds to evaluate one image
 
 
-def plan(
+def plan_steps(
     recipe: Recipe,
     loader: Loader,
     learner: Learner,
     minutes: float | None,
-    began: float,
-    live: Live,
-    together: Together = ALONE,
+    started: float,
+    terminal: Terminal,
+    world: World = SINGLE,
 ) -> Recipe:
-    """The recipe with its number of steps, and how often to look at the validation images.
+    """The recipe with its number of steps, and how often to evaluate.
 
-    Of processes that time their steps together, the first decides.
+    All ranks time their steps together, then the leader decides.
     """
-    settings = recipe.train
-    timing = measure(recipe, loader, learner, timed(settings, minutes), together)
-    if not together.first:
-        return recipe
-    counts = {split: len(indices(loader.source, split)) for split in SPLITS}
-    # a step costs three forwards; counted, not timed, so that the same command gives the same run
-    seldom = max(1, math.ceil(counts["val"] / (3 * counts["train"]) / LOOKING))
-    every = settings.evaluate_every or seldom
+    timing = StepTiming(step=0.0, image=0.0)
+    if (
+        minutes is not None or not terminal.quiet or world.size > 1
+    ):  # else nobody reads the estimate
+        seconds = trial_seconds(recipe.train, minutes)
+        timing = measure_timing(recipe, loader, learner, seconds, world)
+    decided = world.on_leader(
+        lambda: decide_length(recipe.train, loader, timing, minutes, started, terminal)
+    )
+    return replace(recipe, train=replace(recipe.train, **decided))
+
+
+def decide_length(
+    config: TrainConfig,
+    loader: Loader,
+    timing: StepTiming,
+    minutes: float | None,
+    started: float,
+    terminal: Terminal,
+) -> dict[str, Any]:
+    """The settings `steps`, `epochs` and `evaluate_every`; prints how long the run will take."""
+    counts = {split: len(split_indices(loader.source, split)) for split in SPLITS}
+    # computed from counts, not from timing, so that the same command gives the same run
+    cost = counts["val"] / (FORWARDS_PER_STEP * counts["train"])
+    every = config.evaluate_every or max(1, math.ceil(cost / EVALUATION_SHARE))
     step = timing.step + timing.image * counts["val"] / (every * loader.steps)
-    # at the end the best weights see validation and test images once more
-    after = timing.image * (counts["val"] + counts["test"]) + ENDING
+    final = timing.image * (counts["val"] + counts["test"]) + RESULTS_SECONDS
     if minutes is not None:
-        left = 60 * minutes - (time.monotonic() - began) - after
-        steps = math.floor(left / step / SLOWER)
+        left = 60 * minutes - (time.monotonic() - started) - final
+        steps = math.floor(left / step / SLOWDOWN)
         if steps < 1:
             least = math.ceil(10 * (60 * minutes - left + 10 * step) / 60) / 10
             raise UserError(
-                f"{minutes:g} minutes are over before a step is taken; give --minutes {least:g}"
+                f"{minutes:g} minutes are too short for one step; try `minutes={least:g}`"
             )
-        settings = replace(settings, steps=steps, epochs=math.ceil(steps / loader.steps))
-    elif settings.steps:
-        settings = replace(settings, epochs=math.ceil(settings.steps / loader.steps))
     else:
-        settings = replace(settings, steps=settings.epochs * loader.steps)
-    seconds = settings.steps * step + after
-    live.say(f"{settings.steps:,} steps of {settings.batch} images, about {duration(seconds)}")
-    if minutes is None and seconds > auto.LONG:
-        live.say("for a shorter run, stop this one and give --minutes, such as --minutes 60")
-    return replace(recipe, train=replace(settings, evaluate_every=every))
+        steps = config.steps or config.epochs * loader.steps
+    epochs = math.ceil(steps / loader.steps) if minutes or config.steps else config.epochs
+    seconds = steps * step + final
+    terminal.print(f"{steps:,} steps of {config.batch} images, about {format_duration(seconds)}")
+    if minutes is None and seconds > auto.LONG_RUN:
+        terminal.print("for a shorter run, stop this one and set `minutes`, for example to 60")
+    return {"steps": steps, "epochs": epochs, "evaluate_every": every}
 
 
-def timed(settings: TrainConfig, minutes: float | None) -> float:
-    """Seconds for each kind of step: the longer the run, the surer the forecast should be."""
+def trial_seconds(config: TrainConfig, minutes: float | None) -> float:
+    """How long to time each kind of step: longer for longer runs, which need a better estimate."""
     if minutes is None:
         return TRIAL
-    return min(LONGEST, SHARE * 60 * minutes) / (2 if settings.drop_patches else 1)
+    return min(MAX_TRIAL, TRIAL_SHARE * 60 * minutes) / (2 if config.drop_patches else 1)
 
 
-def measure(
-    recipe: Recipe, loader: Loader, learner: Learner, seconds: float, together: Together
-) -> Timing:
-    """Times steps on a copy, so that the training itself has not begun."""
-    settings, patches = recipe.train, recipe.patches
+def measure_timing(
+    recipe: Recipe, loader: Loader, learner: Learner, seconds: float, world: World
+) -> StepTiming:
+    """Times steps on a copy of the learner, so that the training itself has not started."""
+    config, patches = recipe.train, recipe.patches
     trial = copy.deepcopy(learner)
-    every = replace(settings, drop_patches=0.0)
-    whole = seconds_per_step(trial, loader, every, patches, seconds, together)
-    step = whole
-    if settings.drop_patches:
-        part = replace(settings, drop_until=1.0)
-        less = seconds_per_step(trial, loader, part, patches, seconds, together)
-        step = settings.drop_until * less + (1 - settings.drop_until) * whole
-    return Timing(step=step, image=seconds_per_image(trial, loader) / together.world)
+    complete = replace(config, drop_patches=0.0)
+    full = seconds_per_step(trial, loader, complete, patches, seconds, world)
+    step = full
+    if config.drop_patches:
+        dropped = replace(config, drop_until=1.0)
+        short = seconds_per_step(trial, loader, dropped, patches, seconds, world)
+        step = config.drop_until * short + (1 - config.drop_until) * full
+    return StepTiming(step=step, image=seconds_per_image(trial, loader) / world.size)
 
 
 def seconds_per_step(
     learner: Learner,
     loader: Loader,
-    settings: TrainConfig,
+    config: TrainConfig,
     patches: int,
     seconds: float,
-    together: Together,
+    world: World,
 ) -> float:
     batches = ((batch.images, batch.targets) for batch in loader.training())
-    enough: list[int] = []
-    steps = loop.train(
-        learner, batches, settings, 10**9, patches=patches, together=together, heard=enough
+    stop: list[int] = []
+    endless = 10**9
+    steps = loop.train_steps(
+        learner, batches, config, endless, patches=patches, world=world, stop=stop
     )
-    for _ in islice(steps, 2):  # the first ones allocate
+    for _ in islice(steps, WARMUP_STEPS):
         pass
-    return paced(steps, seconds, enough)
+    return mean_step_time(steps, seconds, stop)
 
 
 def seconds_per_image(learner: Learner, loader: Loader) -> float:
-    """From a few batches of the training split, which is always there."""
+    """From two batches of the training split, the only one that is never empty."""
     batches = list(islice(loader.evaluation("train"), 2))
     times = []
     for _ in range(2):
         start = time.perf_counter()
-        logits(learner.result, [(b.images, b.labels) for b in batches], learner.dtype)
+        compute_logits(learner.eval_model, [(b.images, b.labels) for b in batches], learner.dtype)
         times.append(time.perf_counter() - start)
     return min(times) / sum(len(batch.labels) for batch in batches)
 
 
-def paced(steps: Iterator[object], seconds: float, enough: list[int]) -> float:
-    """The seconds of a step on average, as the speed of a machine drifts; without the slowest."""
+def mean_step_time(steps: Iterator[object], seconds: float, stop: list[int]) -> float:
+    """The mean time of a step, without the slowest; the mean, as a machine's speed drifts."""
     times: list[float] = []
     start = time.perf_counter()
     for _ in steps:
         now = time.perf_counter()
         times.append(now - start)
         start = now
-        if sum(times) >= seconds and len(times) >= 3:
-            enough.append(len(times))  # ends the steps, of all processes at once
-    return statistics.fmean(sorted(times)[: math.ceil((1 - HICCUPS) * len(times))])
+        if sum(times) >= seconds and len(times) >= MIN_TIMED_STEPS:
+            stop.append(len(times))  # ends the steps of all ranks
+    return statistics.fmean(sorted(times)[: math.ceil((1 - OUTLIERS) * len(times))])

@@ -1,4 +1,4 @@
-"""What a run's model says of the images that judge it: kept beside the model, small and checked."""
+"""The predictions of a run's final model on each split, stored beside the model with a checksum."""
 
 import hashlib
 import json
@@ -17,37 +17,36 @@ from torch import Tensor, nn
 
 from vitrail import __version__, files
 from vitrail.data.loader import Loader
-from vitrail.data.source import Source, Split, indices
+from vitrail.data.source import SPLITS, Source, Split, split_indices
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
-from vitrail.evaluation.loop import logits
-from vitrail.training.checkpoint import machine
-from vitrail.training.distributed import Together
+from vitrail.evaluation.loop import compute_logits
+from vitrail.training.checkpoint import describe_machine
+from vitrail.training.distributed import World
 
 FILE = "predictions.safetensors"
-FORMAT = 1
+FORMAT = 1  # of the file; other numbers are refused
 KEY = "predictions"  # the one key of the metadata; its value is JSON
 FIELDS = ("items", "labels", "predicted", "probability", "calibrated")
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Seen:
-    """The answers to images of one split, in the order of the data set."""
+class SplitPredictions:
+    """The predictions on one split, in the order of the data set."""
 
-    items: Tensor  # positions of the images in the data set
+    items: Tensor  # indices of the images in the data set
     labels: Tensor
     predicted: Tensor
     probability: Tensor  # of the predicted class, plain softmax
-    calibrated: Tensor  # the same with temperature
+    calibrated: Tensor  # of the predicted class, after temperature scaling
 
     @property
-    def right(self) -> Tensor:
+    def correct(self) -> Tensor:
         return self.predicted == self.labels
 
     @property
     def accuracy(self) -> float:
-        return float(self.right.double().mean())
+        return float(self.correct.double().mean())
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,97 +54,108 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    splits: dict[Split, Seen]
-    facts: dict[str, Any]  # classes, counts, fingerprints, temperature, what made them
+    """All that `predictions.safetensors` holds."""
+
+    splits: dict[Split, SplitPredictions]
+    metadata: dict[str, Any]  # classes, image counts, checksums, temperature, environment
 
     @property
     def classes(self) -> list[str]:
-        classes: list[str] = self.facts["classes"]
+        classes: list[str] = self.metadata["classes"]
         return classes
 
     def confusion(self, split: Split) -> Tensor:
-        seen = self.splits[split]
-        return metrics.confusion(seen.predicted, seen.labels, len(self.classes))
+        """The confusion matrix of a split: true classes are rows, predicted classes columns."""
+        one = self.splits[split]
+        return metrics.confusion_matrix(one.predicted, one.labels, len(self.classes))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Answers:
+class SplitOutputs:
+    """The logits of a model on one split."""
+
     logits: Tensor
     labels: Tensor
-    items: NDArray[np.int64]
+    items: NDArray[np.int64]  # indices of the images in the data set
 
-    def judged(self, temperature: float | None) -> Seen:
-        """What is kept of them: the likeliest class, and how likely it is."""
-        sure, predicted = self.logits.double().softmax(dim=1).max(dim=1)
-        cooled = (self.logits.double() / (temperature or 1.0)).softmax(dim=1).amax(dim=1)
-        return Seen(
+    def to_predictions(self, temperature: float | None) -> SplitPredictions:
+        """The most likely class of each image, with its plain and its calibrated probability."""
+        logits = self.logits.double()
+        probability, predicted = logits.softmax(dim=1).max(dim=1)
+        calibrated = (logits / (temperature or 1.0)).softmax(dim=1).amax(dim=1)
+        return SplitPredictions(
             items=torch.from_numpy(self.items),
             labels=self.labels,
             predicted=predicted,
-            probability=sure.float(),
-            calibrated=cooled.float(),
+            probability=probability.float(),
+            calibrated=calibrated.float(),
         )
 
 
-def ask(
-    model: nn.Module, loader: Loader, split: Split, dtype: torch.dtype, most: int | None = None
-) -> Answers:
-    """What the model says of a split, or of so many of its images, evenly chosen."""
+def predict_split(
+    model: nn.Module, loader: Loader, split: Split, dtype: torch.dtype, limit: int | None = None
+) -> SplitOutputs:
+    """Logits for every image of a split, or for `limit` evenly spaced ones."""
     items: list[NDArray[np.int64]] = []
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in loader.evaluation(split, most=most):
+        for batch in loader.evaluation(split, limit=limit):
             items.append(batch.items)
             yield batch.images, batch.labels
 
-    outputs, labels = logits(model, batches(), dtype)
-    return Answers(logits=outputs, labels=labels, items=np.concatenate(items))
+    outputs, labels = compute_logits(model, batches(), dtype)
+    return SplitOutputs(logits=outputs, labels=labels, items=np.concatenate(items))
 
 
-def ask_together(
-    model: nn.Module, loader: Loader, split: Split, dtype: torch.dtype, together: Together
-) -> Answers | None:
-    """What the model says of a split that all processes share; the first one has all answers."""
-    if together.world == 1 or len(loader.share(split)):
-        mine = ask(model, loader, split, dtype)
+def predict_split_distributed(
+    model: nn.Module, loader: Loader, split: Split, dtype: torch.dtype, world: World
+) -> SplitOutputs | None:
+    """Logits for a split that all ranks share; the leader gets all of them, other ranks None."""
+    if world.size == 1 or len(loader.rank_items(split)):
+        own = predict_split(model, loader, split, dtype)
     else:
         classes = len(loader.source.classes)
-        mine = Answers(
+        own = SplitOutputs(
             logits=torch.zeros(0, classes),
             labels=torch.zeros(0, dtype=torch.int64),
             items=np.zeros(0, np.int64),
         )
-    outputs = together.gather(mine.logits)
-    labels = together.gather(mine.labels)
-    items = together.gather(torch.from_numpy(mine.items))
+    outputs = world.gather(own.logits)
+    labels = world.gather(own.labels)
+    items = world.gather(torch.from_numpy(own.items))
     if outputs is None or labels is None or items is None:
         return None
-    return Answers(logits=outputs, labels=labels, items=items.numpy())
+    return SplitOutputs(logits=outputs, labels=labels, items=items.numpy())
 
 
-def about(
-    source: Source, checksum: str, seen: Mapping[Split, Seen], temperature: float | None
+def describe_predictions(
+    source: Source,
+    fingerprint: str,
+    splits: Mapping[Split, SplitPredictions],
+    temperature: float | None,
 ) -> dict[str, Any]:
-    """What the answers belong to; `checksum` is the fingerprint of the data."""
+    """The metadata of the file: which data and which images the predictions belong to."""
     return {
         "classes": list(source.classes),
-        "data": {"name": source.name, "fingerprint": checksum},
-        "images": {split: len(indices(source, split)) for split in SPLITS},
-        "same": {split: same(source, seen[split]) for split in seen if split != "train"},
+        "data": {"name": source.name, "fingerprint": fingerprint},
+        "images": {split: len(split_indices(source, split)) for split in SPLITS},
+        "checksums": {
+            split: checksum_split(source, one) for split, one in splits.items() if split != "train"
+        },
         "temperature": temperature,
     }
 
 
-def made() -> dict[str, Any]:
-    """What a run ends with, and when."""
+def describe_environment() -> dict[str, Any]:
+    """Versions, machine and time of the run."""
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return {"vitrail": __version__, **machine(), "finished": now}
+    return {"vitrail": __version__, **describe_machine(), "finished": now}
 
 
-def same(source: Source, seen: Seen) -> str:
-    """A checksum of the images and classes of a split: what two runs must share to be compared."""
+def checksum_split(source: Source, predictions: SplitPredictions) -> str:
+    """A checksum of a split's images, labels and classes: equal for runs that can be compared."""
     checksum = hashlib.sha256()
-    items: list[int] = seen.items.tolist()
+    items: list[int] = predictions.items.tolist()
     for text in (*source.classes, "", *(source.ids[item] for item in items)):
         checksum.update(text.encode("utf-8", "surrogateescape") + b"\0")
     for numbers in (source.labels[items], source.sizes[items]):
@@ -153,65 +163,69 @@ def same(source: Source, seen: Seen) -> str:
     return checksum.hexdigest()
 
 
-def keep(folder: Path, predictions: Predictions) -> None:
+def save_predictions(folder: Path, predictions: Predictions) -> None:
     tensors: dict[str, Tensor] = {}
-    for split, seen in predictions.splits.items():
+    for split, one in predictions.splits.items():
         for name in FIELDS:
-            tensor: Tensor = getattr(seen, name)
-            small = tensor.float() if tensor.is_floating_point() else tensor.int()
-            tensors[f"{split}.{name}"] = small.contiguous()
-    head = {"format": FORMAT, "sha256": checksum(tensors), **predictions.facts}
-    files.write(folder / FILE, save(tensors, {KEY: json.dumps(head)}))
+            tensor: Tensor = getattr(one, name)
+            compact = tensor.float() if tensor.is_floating_point() else tensor.int()
+            tensors[f"{split}.{name}"] = compact.contiguous()
+    header = {"format": FORMAT, "sha256": _checksum_tensors(tensors), **predictions.metadata}
+    files.write_file(folder / FILE, save(tensors, {KEY: json.dumps(header)}))
 
 
-def read(folder: Path) -> Predictions | None:
-    """None where none were kept; what is damaged is said to be so."""
+def load_predictions(folder: Path) -> Predictions | None:
+    """The predictions of a run; None if it has none, `UserError` if the file is damaged."""
     path = folder / FILE
     if not path.is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts = dict(json.loads((file.metadata() or {})[KEY]))
-        fine = facts["format"] == FORMAT and facts.pop("sha256") == checksum(tensors)
-        splits = {split: seen_of(tensors, split) for split in SPLITS if f"{split}.items" in tensors}
-        check_facts(facts, splits)
+            header = dict(json.loads((file.metadata() or {})[KEY]))
+        valid = header["format"] == FORMAT and header.pop("sha256") == _checksum_tensors(tensors)
+        splits = {
+            split: _unpack_split(tensors, split) for split in SPLITS if f"{split}.items" in tensors
+        }
+        _check_metadata(header, splits)
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError, OSError) as error:
-        raise damaged(folder, repr(error)) from error
-    if not fine:
-        raise damaged(folder, "its checksum differs")
-    return Predictions(splits=splits, facts=facts)
+        raise _damaged_file_error(folder, repr(error)) from error
+    if not valid:
+        raise _damaged_file_error(folder, "its checksum differs")
+    return Predictions(splits=splits, metadata=header)
 
 
-def check_facts(facts: Mapping[str, Any], splits: Mapping[Split, Seen]) -> None:
-    """Fails, in whatever way, where something is missing that pages are made of."""
-    texts = [*facts["classes"], facts["data"]["name"], facts["data"]["fingerprint"]]
-    texts += [facts["same"][split] for split in splits if split != "train"]
+def _check_metadata(header: Mapping[str, Any], splits: Mapping[Split, SplitPredictions]) -> None:
+    """Raises TypeError or KeyError if an entry that the report needs is missing or malformed."""
+    texts = [*header["classes"], header["data"]["name"], header["data"]["fingerprint"]]
+    texts += [header["checksums"][split] for split in splits if split != "train"]
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a name is no text")
-    numbers = [facts["images"][split] for split in SPLITS]
-    numbers += [] if facts["temperature"] is None else [facts["temperature"]]
+        raise TypeError("a name is not a string")
+    numbers = [header["images"][split] for split in SPLITS]
+    numbers += [] if header["temperature"] is None else [header["temperature"]]
     if not all(isinstance(number, int | float) for number in numbers):
-        raise TypeError("a number is none")
-    if not isinstance(facts.get("made", {}), dict):
-        raise TypeError("what made them is no table")
+        raise TypeError("a count or the temperature is not a number")
+    if not isinstance(header.get("environment", {}), dict):
+        raise TypeError("the environment is not a table")
 
 
-def seen_of(tensors: Mapping[str, Tensor], split: Split) -> Seen:
+def _unpack_split(tensors: Mapping[str, Tensor], split: Split) -> SplitPredictions:
     fields = {name: tensors[f"{split}.{name}"] for name in FIELDS}
-    return Seen(**{n: t if t.is_floating_point() else t.long() for n, t in fields.items()})
+    return SplitPredictions(
+        **{name: one if one.is_floating_point() else one.long() for name, one in fields.items()}
+    )
 
 
-def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Neither safetensors nor the disk notices a flipped byte."""
-    found = hashlib.sha256()
+def _checksum_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """safetensors does not detect a flipped byte."""
+    checksum = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(name.encode() + tensors[name].numpy().tobytes())
-    return found.hexdigest()
+        checksum.update(name.encode() + tensors[name].numpy().tobytes())
+    return checksum.hexdigest()
 
 
-def damaged(folder: Path, why: str) -> UserError:
+def _damaged_file_error(folder: Path, reason: str) -> UserError:
     return UserError(
-        f"{folder / FILE} is damaged ({why:.80}); "
-        f"remove it, and `vitrail report {folder}` makes it again"
+        f"{folder / FILE} is damaged ({reason:.80}); "
+        f"delete it, then `vitrail report {folder}` writes it again"
     )

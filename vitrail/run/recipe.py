@@ -1,4 +1,4 @@
-"""Every setting of a run, as TOML, as dataclasses and as command line flags."""
+"""All settings of a run: as dataclasses, as nested dicts, and as TOML."""
 
 import hashlib
 import tomllib
@@ -15,94 +15,105 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.training.config import TrainConfig
 
-FORMAT = 1  # of recipe.toml
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+FORMAT = 1  # version of recipe.toml
+TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    source: str = ""  # folder, table, tar shards, or the name of a built-in set
-    model: str = ""  # what the architecture is called; its numbers stand under vit
-    weights: str = ""  # run, file or folder that the training starts from; empty: from scratch
+    source: str = ""  # folder, table, tar shards, or the name of a built-in data set
+    model: str = ""  # name of the architecture; its settings are in the section vit
+    weights: str = ""  # run, file or folder to fine-tune from; empty: train from scratch
     vit: ViTConfig = field(default_factory=ViTConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    view: Preprocess = field(default_factory=Preprocess)
+    preprocess: Preprocess = field(default_factory=Preprocess)
 
     def __post_init__(self) -> None:
         for path in (self.source, self.weights):
-            files.check_text(path)
+            files.check_utf8_name(path)
 
     @property
     def patches(self) -> int:
-        """How many the model is shown of an image; `vit.patches` are those of `vit.image`."""
-        return (self.view.height // self.vit.patch) * (self.view.width // self.vit.patch)
+        """Patches of an image after preprocessing; `vit.patches` is their number at `vit.image`."""
+        height, width = self.preprocess.height, self.preprocess.width
+        return (height // self.vit.patch) * (width // self.vit.patch)
 
 
 SECTIONS: dict[str, type] = {
     "vit": ViTConfig,
     "train": TrainConfig,
     "data": DataConfig,
-    "view": Preprocess,
+    "preprocess": Preprocess,
     "data.augment": Augment,
     "data.columns": Columns,
 }
 
 
-def plain(settings: Any) -> dict[str, Any]:
-    """A dataclass as nested dicts, leaving out what is None: TOML has no word for it."""
-    found = {}
+def settings_to_dict(settings: Any) -> dict[str, Any]:
+    """A dataclass as nested dicts, without fields that are None, which TOML cannot express."""
+    table = {}
     for entry in fields(settings):
         value = getattr(settings, entry.name)
         if value is not None:
-            found[entry.name] = plain(value) if is_dataclass(value) else value
-    return found
+            table[entry.name] = settings_to_dict(value) if is_dataclass(value) else value
+    return table
 
 
-def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
+def settings_from_dict(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
     """A dataclass from nested dicts; an unknown key is an error that names the nearest one."""
-    check(cls, table, where)
-    given: dict[str, Any] = {}
+    check_settings(cls, table, prefix)
+    arguments: dict[str, Any] = {}
     for key, value in table.items():
-        section = SECTIONS.get(f"{where}{key}")
+        section = SECTIONS.get(f"{prefix}{key}")
         if section is not None:
-            given[key] = build(section, value, f"{where}{key}.")
+            arguments[key] = settings_from_dict(section, value, f"{prefix}{key}.")
         else:
-            given[key] = tuple(value) if isinstance(value, list) else value
+            arguments[key] = tuple(value) if isinstance(value, list) else value
     try:
-        return cls(**given)
-    except TypeError as error:  # a word where a number was wanted
-        raise UserError(
-            f"a setting of {where or 'the recipe'} has a wrong type: {error}"
-        ) from error
+        return cls(**arguments)
+    except TypeError as error:  # a string where a number was expected
+        section_name = prefix.removesuffix(".") or "the recipe"
+        raise UserError(f"a setting of {section_name} has the wrong type: {error}") from error
 
 
-def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts with some entries replaced."""
+def merge_settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts with the entries of `changes` replaced."""
     merged = dict(base)
     for key, value in changes.items():
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            merged[key] = merge(merged[key], value)
+            merged[key] = merge_settings(merged[key], value)
         else:
             merged[key] = value
     return merged
 
 
-def columns_of(table: Mapping[str, Any]) -> Columns:
-    """How a table's columns are called, which must be known before the rest can be chosen."""
-    return build(Recipe, {"data": table.get("data", {})}).data.columns
+def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one dict with dotted keys, such as "train.lr"."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten_settings(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = tuple(value) if isinstance(value, list) else value
+    return flat
+
+
+def table_columns(table: Mapping[str, Any]) -> Columns:
+    """The column names of a data table, needed before the other settings can be chosen."""
+    return settings_from_dict(Recipe, {"data": table.get("data", {})}).data.columns
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
-    """What a recipe file sets, checked key by key; sections and keys may be missing."""
+    """The settings of a recipe file, checked key by key; any of them may be missing."""
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the recipe {path}: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the recipe {path} is no TOML: {error}") from error
+        raise UserError(f"the recipe {path} is not valid TOML: {error}") from error
     version = table.pop("format", FORMAT)
     if version != FORMAT:
         raise UserError(
@@ -110,78 +121,79 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
             f"use the version of vitrail that wrote it"
         )
     try:
-        check(Recipe, table)
+        check_settings(Recipe, table)
     except UserError as error:
         raise UserError(f"in the recipe {path}: {error}") from error
     return table
 
 
-def check(cls: type, table: Mapping[str, Any], where: str = "") -> None:
-    """Stops at a key that no setting has or a value of another kind, before anything is chosen."""
+def check_settings(cls: type, table: Mapping[str, Any], prefix: str = "") -> None:
+    """Raises for an unknown key or a value of the wrong type."""
     known = get_type_hints(cls)
     for key, value in table.items():
         if key not in known:
             near = get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)
-            raise UserError(f"there is no setting {where}{key}; the nearest is {where}{near[0]}")
-        section = SECTIONS.get(f"{where}{key}")
+            raise UserError(
+                f"unknown setting {prefix}{key}; the nearest known one is {prefix}{near[0]}"
+            )
+        section = SECTIONS.get(f"{prefix}{key}")
         if section is None:
-            if not fits(value, known[key]):
-                raise UserError(f"{where}{key} is {value!r}; give {wanted(known[key])}")
+            if not has_type(value, known[key]):
+                raise UserError(f"{prefix}{key} is {value!r}; give {describe_type(known[key])}")
         elif isinstance(value, Mapping):
-            check(section, value, f"{where}{key}.")
+            check_settings(section, value, f"{prefix}{key}.")
         else:
-            raise UserError(f"{where}{key} is {value!r}; give a section [{where}{key}]")
+            raise UserError(f"{prefix}{key} is {value!r}; give a section [{prefix}{key}]")
 
 
-def fits(value: object, kind: Any) -> bool:
-    """Whether a setting of this kind may have this value; a list stands for a tuple."""
-    if get_origin(kind) in (Union, UnionType):
-        return any(fits(value, one) for one in get_args(kind))
-    if get_origin(kind) is tuple:
-        part = get_args(kind)[0]
-        return isinstance(value, list | tuple) and all(fits(one, part) for one in value)
-    if get_origin(kind) is Literal:
-        return isinstance(value, str)  # the setting itself says which
-    if kind in (int, float):
-        whole = int if kind is int else int | float
-        return isinstance(value, whole) and not isinstance(value, bool)
-    return isinstance(value, kind)
+def has_type(value: object, hint: Any) -> bool:
+    """Whether a value suits a type hint; a list is accepted for a tuple."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(has_type(value, part) for part in get_args(hint))
+    if get_origin(hint) is tuple:
+        part = get_args(hint)[0]
+        return isinstance(value, list | tuple) and all(has_type(entry, part) for entry in value)
+    if get_origin(hint) is Literal:
+        return isinstance(value, str)  # the config itself checks the choice
+    if hint in (int, float):
+        number = int if hint is int else int | float
+        return isinstance(value, number) and not isinstance(value, bool)
+    return isinstance(value, hint)
 
 
-def wanted(kind: Any) -> str:
-    """A kind in words."""
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(wanted(one) for one in get_args(kind) if one is not NoneType)
-    if get_origin(kind) is tuple:
+def describe_type(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(describe_type(part) for part in get_args(hint) if part is not NoneType)
+    if get_origin(hint) is tuple:
         return "a list of numbers"
-    return KINDS.get(kind, "a text")
+    return TYPE_NAMES.get(hint, "a string")
 
 
-def write_toml(recipe: Recipe) -> str:
-    """The whole recipe as TOML; reading it back gives an equal one."""
+def recipe_to_toml(recipe: Recipe) -> str:
+    """The complete recipe as TOML; reading it gives an equal recipe."""
     lines = [f"format = {FORMAT}"]
-    _write(plain(recipe), "", lines)
+    _append_tables(settings_to_dict(recipe), "", lines)
     return "\n".join(lines) + "\n"
 
 
-def _write(table: Mapping[str, Any], where: str, lines: list[str]) -> None:
+def _append_tables(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
     for key, value in table.items():
         if not isinstance(value, Mapping):
-            lines.append(f"{key} = {toml(value)}")
+            lines.append(f"{key} = {toml_value(value)}")
     for key, value in table.items():
         if isinstance(value, Mapping):
-            lines.extend(["", f"[{where}{key}]"])
-            _write(value, f"{where}{key}.", lines)
+            lines.extend(["", f"[{prefix}{key}]"])
+            _append_tables(value, f"{prefix}{key}.", lines)
 
 
-def toml(value: Any) -> str:
-    """One value; strings with whatever a path may hold."""
+def toml_value(value: Any) -> str:
+    """One value as TOML; strings may contain any character that a path may."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(toml(part) for part in value)}]"
+        return f"[{', '.join(toml_value(part) for part in value)}]"
     escaped = "".join(
         f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else f"\\{c}" if c in '"\\' else c
         for c in str(value)
@@ -189,6 +201,6 @@ def toml(value: Any) -> str:
     return f'"{escaped}"'
 
 
-def digest(recipe: Recipe) -> str:
-    """A short name for exactly these settings."""
-    return hashlib.sha256(write_toml(recipe).encode()).hexdigest()[:16]
+def recipe_digest(recipe: Recipe) -> str:
+    """A short hash that identifies exactly these settings."""
+    return hashlib.sha256(recipe_to_toml(recipe).encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
-"""A run folder read back: its recipe and reasons, journal, numbers and predictions."""
+"""Reads a run folder: its recipe with the reasons, log, metrics and predictions."""
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from vitrail.errors import UserError
 from vitrail.run import predictions
 from vitrail.run.journal import read_journal
 from vitrail.run.predictions import Predictions
-from vitrail.run.recipe import Recipe, build, plain, read_recipe
+from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
 
-RECIPE, JOURNAL = "recipe.toml", "log.jsonl"
+RECIPE, LOG, CHECKPOINTS = "recipe.toml", "log.jsonl", "checkpoints"
 MODEL, METRICS = "model.safetensors", "metrics.json"
 REPORT, FIGURES = "report.html", "figures"
 
@@ -23,18 +23,20 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
+    """The contents of a run folder, of a finished run or of one in progress."""
+
     folder: Path
     recipe: Recipe
-    reasons: tuple[str, ...]  # for what was chosen, as the run told them
-    lines: list[Line]  # of the journal
+    reasons: tuple[str, ...]  # why the settings were chosen, as the run printed them
+    lines: list[Line]  # of the log
     metrics: dict[str, Any] | None  # None: the run is not finished
     predictions: Predictions | None
 
     @property
     def name(self) -> str:
-        """What the data set is called."""
+        """The name of the data set."""
         if self.predictions is not None:
-            return str(self.predictions.facts["data"]["name"])
+            return str(self.predictions.metadata["data"]["name"])
         return Path(self.recipe.source).name or self.recipe.source
 
     @property
@@ -47,21 +49,29 @@ class Record:
 
 
 def read_run(folder: str | Path) -> Record:
-    """Whatever a run has left so far; a folder that is no run is refused."""
+    """The record of a run, finished or not."""
     folder = Path(folder)
-    if not (folder / RECIPE).is_file():
-        raise UserError(f"{folder} is no run: it has no {RECIPE}; give a folder that train made")
+    check_is_run(folder)
     return Record(
         folder=folder,
-        recipe=build(Recipe, read_recipe(folder / RECIPE)),
+        recipe=settings_from_dict(Recipe, read_recipe(folder / RECIPE)),
         reasons=read_reasons(folder / RECIPE),
-        lines=read_journal(folder / JOURNAL),
+        lines=read_journal(folder / LOG),
         metrics=read_metrics(folder),
-        predictions=predictions.read(folder),
+        predictions=predictions.load_predictions(folder),
     )
 
 
+def check_is_run(folder: Path) -> None:
+    """Raises unless the folder has a recipe."""
+    if not (folder / RECIPE).is_file():
+        raise UserError(
+            f"{folder} is not a run folder: it has no {RECIPE}; give a folder that train created"
+        )
+
+
 def read_metrics(folder: Path) -> dict[str, Any] | None:
+    """The metrics of a finished run; None if the run is not finished."""
     path = folder / METRICS
     if not path.is_file():
         return None
@@ -70,52 +80,35 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
         check_metrics(metrics)
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{path} is damaged: {error!r:.80}; `vitrail evaluate {folder} DATA` counts anew"
+            f"{path} is damaged: {error!r:.80}; "
+            f"`vitrail evaluate {folder} DATA` computes the metrics again"
         ) from error
     return metrics
 
 
 def check_metrics(metrics: dict[str, Any]) -> None:
-    """Fails, in whatever way, where a number of a finished run is missing or none."""
+    """Raises TypeError or LookupError if a metric is missing or has the wrong type."""
     if not all(isinstance(metrics[key], str) for key in ("run", "model")):
-        raise TypeError("a name is no text")
+        raise TypeError("a name is not a string")
     numbers = [metrics[key] for key in ("epochs", "steps", "seconds")]
     for split in ("val", "test"):
         if metrics[split] is not None:
             low, high = metrics[split]["interval"]
             numbers += [metrics[split]["accuracy"], low, high]
     if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        raise TypeError("a number is none")
+        raise TypeError("a metric is not a finite number")
 
 
-def with_reasons(reasons: Sequence[str], recipe: str) -> str:
-    """A recipe whose first lines, comments, say why it is so."""
+def prepend_reasons(reasons: Sequence[str], recipe: str) -> str:
+    """The TOML of a recipe, with the reasons as comments in its first lines."""
     return "".join(f"# {printable(reason)}\n" for reason in reasons) + recipe
 
 
 def read_reasons(path: Path) -> tuple[str, ...]:
-    found = []
+    """The comments in the first lines of a recipe."""
+    reasons = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("# "):
             break
-        found.append(line.removeprefix("# "))
-    return tuple(found)
-
-
-def asked_instead(chosen: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
-    """Settings that a recipe file or a flag changed, such as "train.batch 64"."""
-    ours = flat(plain(Recipe())) | flat(chosen)
-    asked = flat(changes)
-    asked.pop("source", None)
-    return [f"{key} {value}" for key, value in asked.items() if ours.get(key) != value]
-
-
-def flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{where}{key}.")
-        else:
-            found[f"{where}{key}"] = tuple(value) if isinstance(value, list) else value
-    return found
+        reasons.append(line.removeprefix("# "))
+    return tuple(reasons)

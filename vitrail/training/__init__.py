@@ -1,1 +1,4 @@
-"""Any module and any batches in, steps out; knows nothing else."""
+"""Any module and any batches in, training steps out.
+
+Imports no other folder.
+"""

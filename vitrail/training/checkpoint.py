@@ -1,13 +1,11 @@
-"""All that must survive a crash: save, load, resume; and the lock on a run folder."""
+"""Checkpoints that survive a crash: saved in one rename, verified byte by byte when loaded."""
 
-import fcntl
 import hashlib
 import json
 import os
 import platform
 import re
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,150 +24,159 @@ from torch import distributed as dist
 from vitrail import __version__, files
 from vitrail.errors import UserError
 
-FORMAT = 1  # of the folders written here
-FACTS, TENSORS, MANIFEST = "facts.json", "tensors.safetensors", "manifest.json"
-BEFORE = ".before"  # ends the name of a state that makes room for one of the same step
-NAME = re.compile(r"step-\d{8,15}(\.before)?")
+FORMAT = 1  # version of the folders written here
+CHECKPOINTS_KEPT = 2  # the newest, and one to fall back on if a disk error damages the newest
+PROGRESS, TENSORS, MANIFEST = "progress.json", "tensors.safetensors", "manifest.json"
+REPLACED = ".replaced"  # suffix of a checkpoint while a new one of the same step is renamed
+NAME = re.compile(r"step-\d{8,15}(\.replaced)?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class Checkpoint:
     step: int  # steps done
     tensors: dict[str, Tensor]
-    facts: dict[str, Any]
-    warnings: tuple[str, ...] = ()  # newer states that were broken, and what may change the bits
+    progress: dict[str, Any]  # the JSON that was saved with them
+    warnings: tuple[str, ...] = ()  # newer checkpoints that were damaged; changes of the machine
 
 
-def save(
-    folder: str | Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+def save_checkpoint(
+    folder: str | Path, step: int, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]
 ) -> None:
-    """Commits `folder/step-00001200` by one rename; it and the newest before it stay.
+    """Saves `folder/step-00001200` in one rename, then removes old checkpoints.
 
-    `facts` is anything that JSON holds; its numbers come back to the last bit.
+    `progress` is any JSON; floats are restored to the last bit.
     """
     folder = Path(folder)
     path = folder / f"step-{step:08d}"
     if not folder.parent.is_dir():
-        raise gone(folder.parent, f"step {step}")
+        raise missing_folder_error(folder.parent, f"step {step}")
     failure = f"cannot save step {step} in {folder}"
-    with disk_told(failure, "older states are untouched"), files.replacing(path) as new:
+    with (
+        report_disk_errors(failure, "older checkpoints are intact"),
+        files.atomic_write(path) as new,
+    ):
         new.mkdir()
         arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(arrays, new / TENSORS)
-        (new / FACTS).write_text(json.dumps({"facts": facts, "machine": machine()}))
-        (new / MANIFEST).write_text(manifest(new, step))
-        set_aside(path)
-    with disk_told(f"cannot clear {folder} of older states", "the newest is saved"):
-        prune(folder, step)
+        content = {"progress": progress, "machine": describe_machine()}
+        (new / PROGRESS).write_text(json.dumps(content))
+        (new / MANIFEST).write_text(make_manifest(new, step))
+        move_aside(path)
+    with report_disk_errors(f"cannot remove old checkpoints from {folder}", "the newest is saved"):
+        prune_checkpoints(folder, step)
 
 
-def gone(folder: Path, what: str) -> UserError:
+def missing_folder_error(folder: Path, what: str) -> UserError:
     return UserError(
-        f"{folder} is gone, {what} was not saved; put it back, or resume it where it is now"
+        f"{folder} was moved or deleted, and {what} was not saved; "
+        f"move it back, or resume it at its new path"
     )
 
 
-def load(folder: str | Path) -> State | None:
-    """The newest state that is whole; None where none was ever saved."""
-    with disk_told(f"cannot look into {folder}", "nothing was changed"):
-        paths = saved(Path(folder))
-    broken = []
+def load_checkpoint(folder: str | Path) -> Checkpoint | None:
+    """The newest undamaged checkpoint; None if the folder has none at all."""
+    with report_disk_errors(f"cannot list {folder}", "nothing was changed"):
+        paths = list_checkpoints(Path(folder))
+    damaged = []
     for path in paths:
         try:
-            state = read(path)
+            checkpoint = read_checkpoint(path)
         except UserError as error:
-            broken.append(f"{path.name} {error}")
+            damaged.append(f"{path.name} {error}")
             continue
-        passed = [f"{reason}; going back to step {state.step}" for reason in broken]
-        return replace(state, warnings=(*passed, *state.warnings))
-    if broken:
-        raise UserError(f"no state in {folder} is whole: {', '.join(broken)}; start a new run")
+        fallback = [f"{reason}; falling back to step {checkpoint.step}" for reason in damaged]
+        return replace(checkpoint, warnings=(*fallback, *checkpoint.warnings))
+    if damaged:
+        reasons = ", ".join(damaged)
+        raise UserError(f"all checkpoints in {folder} are damaged: {reasons}; start a new run")
     return None
 
 
-def read(path: Path) -> State:
-    """One state, checked to the last byte."""
-    step = number_of(path)
+def read_checkpoint(path: Path) -> Checkpoint:
+    """One checkpoint, with every byte verified."""
+    step = step_number(path)
     try:
-        check(manifest(path, step), plain_file(path / MANIFEST).read_bytes())
-        facts = json.loads((path / FACTS).read_text())
-        return State(
+        check_manifest(make_manifest(path, step), require_file(path / MANIFEST).read_bytes())
+        content = json.loads((path / PROGRESS).read_text())
+        return Checkpoint(
             step=step,
             tensors=load_file(path / TENSORS),
-            facts=facts["facts"],
-            warnings=changes(facts["machine"], machine()),
+            progress=content["progress"],
+            warnings=compare_machines(content["machine"], describe_machine()),
         )
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror}") from error
     except (SafetensorError, json.JSONDecodeError, LookupError, TypeError, RuntimeError) as error:
-        raise UserError(f"holds what no state holds: {error!r:.80}") from error
+        raise UserError(f"is not a valid checkpoint: {error!r:.80}") from error
 
 
-def manifest(path: Path, step: int) -> str:
-    """What a state consists of, to the byte; one line for each fact."""
-    facts: dict[str, Any] = {"format": FORMAT, "step": step}
-    for name in (FACTS, TENSORS):
-        with plain_file(path / name).open("rb") as file:
+def make_manifest(path: Path, step: int) -> str:
+    """The sizes and checksums of a checkpoint's files, one per line."""
+    entries: dict[str, Any] = {"format": FORMAT, "step": step}
+    for name in (PROGRESS, TENSORS):
+        with require_file(path / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            facts[name] = f"{os.fstat(file.fileno()).st_size} bytes, sha256 {digest}"
-    return json.dumps(facts, indent=1)
+            entries[name] = f"{os.fstat(file.fileno()).st_size} bytes, sha256 {digest}"
+    return json.dumps(entries, indent=1)
 
 
-def check(found: str, written: bytes) -> None:
-    """Compares what a folder holds with what its manifest says; every byte counts in both."""
-    lines = written.decode(errors="replace").split("\n")
-    for mine, theirs in zip_longest(found.split("\n"), lines, fillvalue=""):
+def check_manifest(actual: str, stored: bytes) -> None:
+    """Raises where the files of a checkpoint differ from its stored manifest, in any byte."""
+    lines = stored.decode(errors="replace").split("\n")
+    for mine, theirs in zip_longest(actual.split("\n"), lines, fillvalue=""):
         if mine != theirs:
-            fact = mine.strip(' ",{}').partition('"')[0] or MANIFEST
-            if fact == "format":
-                raise UserError(f"has no format {FORMAT}; resume with the version that wrote it")
-            raise UserError(f"is damaged: {fact} is not as it was saved")
+            entry = mine.strip(' ",{}').partition('"')[0] or MANIFEST
+            if entry == "format":
+                raise UserError(f"is not of format {FORMAT}; resume with the version that wrote it")
+            raise UserError(f"is damaged: {entry} differs from what was saved")
 
 
-def plain_file(path: Path) -> Path:
+def require_file(path: Path) -> Path:
     if not path.is_file():
-        raise UserError(f"is not whole: {path.name} is missing")
+        raise UserError(f"is incomplete: {path.name} is missing")
     return path
 
 
-def number_of(path: Path) -> int:
-    """Steps done, by the name of a state's folder."""
-    return int(path.name.removeprefix("step-").removesuffix(BEFORE))
+def step_number(path: Path) -> int:
+    """Steps done, from the name of a checkpoint's folder."""
+    return int(path.name.removeprefix("step-").removesuffix(REPLACED))
 
 
-def saved(folder: Path) -> list[Path]:
-    """The folders of all states, newest first, whole or not."""
-    found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: (-number_of(path), path.name))
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The folders of all checkpoints, newest first, damaged ones included."""
+    paths = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(paths, key=lambda path: (-step_number(path), path.name))
 
 
-def set_aside(path: Path) -> None:
-    """Makes room for a second state of the same step; until that is there, the first still loads.
+def move_aside(path: Path) -> None:
+    """Renames a checkpoint so that a new one of the same step can take its name.
 
-    It differs in its facts: the end of an epoch adds a validation score.
+    Until then the old one still loads. The two differ in their progress: the end of an epoch adds
+    a validation score.
     """
     if path.exists():
-        aside = path.with_name(path.name + BEFORE)
+        aside = path.with_name(path.name + REPLACED)
         if aside.exists():
             shutil.rmtree(aside)
         path.rename(aside)
 
 
-def prune(folder: Path, step: int) -> None:
-    """Leaves the state of `step` and the newest before it.
+def prune_checkpoints(folder: Path, step: int) -> None:
+    """Keeps the checkpoint of `step` and the newest ones before it.
 
-    States past it are broken, or the training would have gone on from there.
+    Checkpoints of later steps are damaged, or the training would have resumed from them.
     """
-    files.sweep(folder, "step-*")
-    older = [path for path in saved(folder) if number_of(path) < step and path.suffix != BEFORE]
-    newest = folder / f"step-{step:08d}"
-    for path in saved(folder):
-        if path not in (newest, *older[:1]):
-            shutil.rmtree(path)  # a kill in here leaves a broken state older than a whole one
+    files.remove_temporary(folder, "step-*")
+    paths = list_checkpoints(folder)
+    older = [path for path in paths if step_number(path) < step and path.suffix != REPLACED]
+    keep = [folder / f"step-{step:08d}", *older[: CHECKPOINTS_KEPT - 1]]
+    for path in paths:
+        if path not in keep:
+            shutil.rmtree(path)  # if killed here, a damaged checkpoint stays behind an intact one
 
 
-def machine() -> dict[str, str | int]:
-    """What decides on the last bits of a training, beside its settings and data."""
+def describe_machine() -> dict[str, str | int]:
+    """What determines the last bits of a training, besides its settings and data."""
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -177,70 +184,40 @@ def machine() -> dict[str, str | int]:
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "vitrail": __version__,
-        **{name: installed(name) for name in ("numpy", "pillow", "simplejpeg")},
+        **{name: package_version(name) for name in ("numpy", "pillow", "simplejpeg")},
     }
 
 
 @cache
-def installed(name: str) -> str:
+def package_version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "none"
 
 
-def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+def compare_machines(saved: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[str, ...]:
+    """A warning for each difference that may change the last bits of a resumed training."""
     return tuple(
-        f"saved with {name} {then.get(name)}, going on with {now[name]}: the last bits may differ"
-        for name in now
-        if then.get(name, now[name]) != now[name]
+        f"saved with {name} {saved.get(name)}, resumed with {current[name]}: "
+        f"the last bits may differ"
+        for name in current
+        if saved.get(name, current[name]) != current[name]
     )
 
 
 @contextmanager
-def disk_told(failure: str, left: str) -> Iterator[None]:
-    """Tells what the disk refused, and what is left on it, in one line."""
+def report_disk_errors(failure: str, consequence: str) -> Iterator[None]:
+    """Turns an error of the disk into one line: what failed, why, and what is still there."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{failure}: {files.refusal(error)}; {left}") from error
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))  # it writes for itself
-        why = files.refusal(OSError(int(number[1]), os.strerror(int(number[1])))) if number else ""
-        raise UserError(f"{failure}: {why or error}; {left}") from error
-
-
-_HELD: set[Path] = set()  # by this process, which the system would let in a second time
-
-
-@contextmanager
-def lock(folder: str | Path) -> Iterator[None]:
-    """Keeps other processes out of a run folder until the block or this process ends.
-
-    A record lock, which no child inherits: workers that outlive a killed process do not hold it.
-    """
-    path = Path(folder).resolve() / ".lock"
-    if path in _HELD:
-        raise in_use(folder, f"{os.getpid()}")
-    with disk_told(f"cannot lock {folder}", "nothing was changed"):
-        file = path.open("a+")
-    with file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            file.seek(0)
-            raise in_use(folder, file.read(200).strip()) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        _HELD.add(path)
-        try:
-            yield
-        finally:
-            _HELD.remove(path)
-
-
-def in_use(folder: str | Path, holder: str) -> UserError:
-    return UserError(
-        f"{folder} is in use by process {holder}; wait for it, or choose another --out"
-    )
+        why = files.describe_os_error(error)
+        raise UserError(f"{failure}: {why}; {consequence}") from error
+    except SafetensorError as error:  # has the number of the OSError only in its message
+        match = re.search(r"os error (\d+)", str(error))
+        why = str(error)
+        if match:
+            number = int(match[1])
+            why = files.describe_os_error(OSError(number, os.strerror(number)))
+        raise UserError(f"{failure}: {why}; {consequence}") from error

@@ -1,4 +1,4 @@
-"""Every number that defines a training, checked the moment it is written down."""
+"""The hyperparameters of a training, checked on construction."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -9,7 +9,7 @@ Optimizer = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
-WHOLE = {  # field: the least it may be
+MINIMUM = {  # of each whole number
     "epochs": 1,
     "steps": 0,
     "batch": 1,
@@ -20,7 +20,7 @@ WHOLE = {  # field: the least it may be
     "log_every": 1,
     "seed": 0,
 }
-RANGES = {  # field: least, most
+RANGES = {  # minimum and maximum of the other numbers
     "weight_decay": (0, 1),
     "warmup": (0, 1),
     "final_lr": (0, 1),
@@ -35,62 +35,66 @@ RANGES = {  # field: least, most
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    epochs: int = 100  # passes over the training images
-    steps: int = 0  # optimizer steps in all; 0 means as many as the epochs need
-    batch: int = 128  # images in one optimizer step, over all processes
-    accumulate: int = 1  # parts a batch is computed in, one after the other, to need less memory
-    optimizer: Optimizer = "adamw"  # or muon, which turns matrices as wholes (Jordan et al., 2024)
-    lr: float = 1e-3  # learning rate at its peak; from scratch, muon wants about five times adamw's
-    weight_decay: float = 0.05  # pull of matrices towards zero, times the learning rate
-    warmup: float = 0.05  # part of all steps in which the learning rate rises to its peak
-    schedule: Schedule = "cosine"  # how the learning rate falls after its peak
-    final_lr: float = 0.0  # learning rate at the end, as a part of the peak
-    clip: float = 1.0  # longest gradient that is not shortened; 0 shortens none
-    smoothing: float = 0.0  # part of each label that is spread over all classes
-    ema: float = 0.0  # share of the old in each step of the averaged weights, as 0.999; 0 is off
-    layer_decay: float = 1.0  # learning rate of a layer over that of the layer above it
-    drop_patches: float = 0.0  # part of the patches left out, others for each image and step
-    drop_until: float = 0.7  # part of all steps in which patches are left out
-    class_weights: bool = False  # let rare classes count more in the loss
-    evaluate_every: int = 0  # epochs between two looks at validation images; 0 keeps them cheap
-    patience: int = 0  # epochs without a better validation score before stopping; 0 never stops
-    precision: Precision = "auto"  # auto: float32 on a CPU, bfloat16 on GPUs that have it
-    compile: bool = False  # torch.compile: a minute of waiting, then faster steps on a GPU
-    save_every: int = 60  # seconds between two saved states
-    log_every: int = 10  # steps between two lines of the journal
-    seed: int = 0  # of weights, order, augmentation and dropout
+    epochs: int = 100  # passes over the training split
+    steps: int = 0  # optimizer steps in total; 0: as many as the epochs need
+    batch: int = 128  # batch size, over all processes
+    accumulate: int = 1  # micro-batches per step (gradient accumulation), to save memory
+    optimizer: Optimizer = "adamw"  # adamw, or muon for matrices (Jordan et al., 2024)
+    lr: float = 1e-3  # peak learning rate; from scratch, muon needs about five times adamw's
+    weight_decay: float = 0.05  # decoupled weight decay of matrices, times the learning rate
+    warmup: float = 0.05  # fraction of all steps with linear learning-rate warm-up
+    schedule: Schedule = "cosine"  # learning-rate decay after the warm-up
+    final_lr: float = 0.0  # learning rate of the last step, as a fraction of the peak
+    clip: float = 1.0  # maximum gradient norm; 0 disables clipping
+    smoothing: float = 0.0  # label smoothing
+    ema: float = 0.0  # EMA decay of the averaged weights, such as 0.999; 0 disables averaging
+    layer_decay: float = 1.0  # layer-wise learning-rate decay: factor from a layer to the one below
+    drop_patches: float = 0.0  # patch dropout: fraction dropped at random in each image and step
+    drop_until: float = 0.7  # fraction of all steps with patch dropout
+    class_weights: bool = False  # weight the loss by inverse class frequency
+    evaluate_every: int = 0  # epochs between evaluations on the validation split; 0: automatic
+    patience: int = 0  # epochs without improvement before early stopping; 0 disables it
+    precision: Precision = "auto"  # auto: bfloat16 on GPUs that support it, else float32
+    compile: bool = False  # use torch.compile: about a minute to compile, faster steps on a GPU
+    save_every: int = 60  # seconds between checkpoints
+    log_every: int = 10  # steps between lines of log.jsonl
+    seed: int = 0  # random seed of weights, data order, augmentation and dropout
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        for name, least in WHOLE.items():
+        self._check_choices()
+        for name, minimum in MINIMUM.items():
             number = getattr(self, name)
-            if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise UserError(f"{name} is {number!r}; give a whole number of at least {least}")
+            if not isinstance(number, int) or isinstance(number, bool) or number < minimum:
+                raise UserError(
+                    f"train.{name} is {number!r}; give a whole number of at least {minimum}"
+                )
         if self.seed >= 2**63:
-            raise UserError(f"seed is {self.seed}; give a whole number below 2 to the 63rd")
+            raise UserError(f"train.seed is {self.seed}; give a whole number below 2**63")
         for name, (low, high) in RANGES.items():
             number = getattr(self, name)
             if not is_number(number) or not low <= number <= high:
-                raise UserError(f"{name} is {number!r}; give a number from {low} to {high}")
+                raise UserError(f"train.{name} is {number!r}; give a number from {low} to {high}")
         if not is_number(self.lr) or not 0 < self.lr <= 10:
-            raise UserError(f"lr is {self.lr!r}; give a number above 0, such as 1e-3")
+            raise UserError(f"train.lr is {self.lr!r}; give a number above 0, such as 1e-3")
         if self.accumulate > self.batch:
             raise UserError(
-                f"a batch of {self.batch} has no {self.accumulate} parts; lower accumulate"
+                f"a batch of {self.batch} images cannot be split into {self.accumulate} "
+                f"micro-batches; lower `train.accumulate`"
             )
 
-    def _check_kinds(self) -> None:
-        kinds = {"optimizer": Optimizer, "schedule": Schedule, "precision": Precision}
-        for name, kind in kinds.items():
-            if getattr(self, name) not in get_args(kind):
-                wanted = ", ".join(get_args(kind))
+    def _check_choices(self) -> None:
+        choices = {"optimizer": Optimizer, "schedule": Schedule, "precision": Precision}
+        for name, literal in choices.items():
+            if getattr(self, name) not in get_args(literal):
+                known = ", ".join(get_args(literal))
                 raise UserError(
-                    f"{name} {getattr(self, name)!r} is unknown; choose one of {wanted}"
+                    f"train.{name} {getattr(self, name)!r} is unknown; choose one of {known}"
                 )
         for name in ("class_weights", "compile"):
             if not isinstance(getattr(self, name), bool):
-                raise UserError(f"{name} is {getattr(self, name)!r}; give true or false")
+                raise UserError(f"train.{name} is {getattr(self, name)!r}; give true or false")
 
 
 def is_number(value: object) -> bool:
+    """Whether `value` is an int or a float; bool, a subclass of int, does not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)

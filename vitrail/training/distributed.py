@@ -1,17 +1,15 @@
-"""Many processes that share one training; one process is the case of world size 1."""
+"""Processes that share one training: the leader decides and broadcasts, every rank computes."""
 
 import json
 import math
 import os
-import socket
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -23,216 +21,281 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.errors import UserError
 
-TIMEOUT = 1800.0  # seconds: machines may differ so much in decoding their images
-GRACE = 3.0  # seconds in which those that gave up waiting find out who is missing
-LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # what torchrun sets
+TIMEOUT = 1800.0  # seconds; long, because machines may take unequally long to decode their images
+GRACE = 3.0  # seconds in which the ranks that timed out find out which rank is missing
+POLL = 0.02  # seconds between two reads of the store
+TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 T = TypeVar("T")
 
 
-class Lost(UserError):
-    """Another process ended or does not answer; the weights are still those before the step."""
+class PeerLost(UserError):
+    """Another process ended or does not respond; the weights are those before the failed step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Together:
-    """The processes of a training, seen from one of them; by default there is no other.
+class World:
+    """The processes of a training, seen from one rank; by default there is only one.
 
-    What one of them calls, all call, in the same order.
+    Every rank must call the same methods in the same order.
     """
 
     rank: int = 0
-    world: int = 1
-    local: int = 0  # number of this process on its machine
-    launch: str = ""  # names the torchrun that started it, and stays through its restarts
+    size: int = 1
+    local_rank: int = 0  # rank among the processes of this machine
+    launch_id: str = ""  # identifies the torchrun invocation, also after it restarts its processes
     timeout: float = TIMEOUT
-    store: Store | None = None  # where the processes leave words for each other
+    store: Store | None = None  # key-value store that all ranks share
 
     @property
-    def first(self) -> bool:
-        """Whether this is the one that decides, writes and speaks."""
+    def is_leader(self) -> bool:
+        """Whether this rank decides, writes files and prints."""
         return self.rank == 0
 
-    def sum(self, *numbers: float) -> list[float]:
-        if self.world == 1:
-            return list(numbers)
-        added = torch.tensor(numbers, dtype=torch.float64)
-        with self.answered():
-            dist.all_reduce(added)
-        found: list[float] = added.tolist()
-        return found
+    def on_leader(self, function: Callable[[], T]) -> T:
+        """Calls `function` on the leader only and returns its result, any JSON, on every rank.
 
-    def tell(self, value: T) -> T:
-        """What the first process says, anything that JSON holds; what others say is not heard."""
-        if self.world == 1:
+        If it raises, the leader raises that exception and the other ranks raise `PeerLost`.
+        """
+        if self.size == 1:
+            return function()
+        if not self.is_leader:
+            succeeded, value = self.broadcast((False, None))
+            if not succeeded:
+                raise PeerLost("rank 0 failed; see its own error message")
+            return value  # type: ignore[return-value]
+        try:
+            result = function()
+        except Exception:
+            with suppress(PeerLost):
+                self.broadcast((False, None))
+            raise
+        self.broadcast((True, result))
+        return result
+
+    def load_on_leader(
+        self, function: Callable[[], tuple[Mapping[str, Tensor], T]]
+    ) -> tuple[dict[str, Tensor], T]:
+        """Like `on_leader`, for a function that returns tensors by name and any JSON."""
+        loaded: list[Mapping[str, Tensor]] = []
+
+        def load() -> T:
+            tensors, value = function()
+            loaded.append(tensors)
             return value
-        text = json.dumps(value).encode() if self.first else b""
-        size = int(self.sum(len(text))[0])
-        told = torch.frombuffer(bytearray(text or bytes(size)), dtype=torch.uint8)
-        with self.answered():
-            dist.broadcast(told, 0)
-        heard: T = json.loads(told.numpy().tobytes())
-        return heard
 
-    def hand_out(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The first process's tensors, by name and on the CPU; those of others are not read."""
-        if self.world == 1:
+        value = self.on_leader(load)
+        return self.broadcast_tensors(loaded[0] if loaded else {}), value
+
+    def leader_first(self, function: Callable[[], T]) -> T:
+        """Calls `function` on every rank, but on the leader before the others.
+
+        For a function that downloads or fills a cache which the other ranks then read.
+        """
+        results: list[T] = []
+        self.on_leader(lambda: results.append(function()))
+        return results[0] if results else function()
+
+    def all_reduce(self, *numbers: float) -> list[float]:
+        """The sum of each number over all ranks."""
+        if self.size == 1:
+            return list(numbers)
+        total = torch.tensor(numbers, dtype=torch.float64)
+        with self.report_lost_peers():
+            dist.all_reduce(total)
+        sums: list[float] = total.tolist()
+        return sums
+
+    def broadcast(self, value: T) -> T:
+        """The leader's value, any JSON; the values of the other ranks are ignored."""
+        if self.size == 1:
+            return value
+        text = json.dumps(value).encode() if self.is_leader else b""
+        size = int(self.all_reduce(len(text))[0])
+        buffer = torch.frombuffer(bytearray(text or bytes(size)), dtype=torch.uint8)
+        with self.report_lost_peers():
+            dist.broadcast(buffer, 0)
+        received: T = json.loads(buffer.numpy().tobytes())
+        return received
+
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The leader's tensors by name, on the CPU; those of the other ranks are ignored."""
+        if self.size == 1:
             return dict(tensors)
-        kinds = self.tell({name: [f"{t.dtype}", *t.shape] for name, t in tensors.items()})
-        found = {}
-        for name, (kind, *shape) in kinds.items():
-            dtype = getattr(torch, kind.removeprefix("torch."))
-            found[name] = torch.empty(shape, dtype=dtype)
-            if self.first:
-                found[name].copy_(tensors[name])
-            with self.answered():
-                dist.broadcast(found[name], 0)
-        return found
+        specs = self.broadcast({name: [f"{t.dtype}", *t.shape] for name, t in tensors.items()})
+        received = {}
+        for name, (dtype, *shape) in specs.items():
+            received[name] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+            if self.is_leader:
+                received[name].copy_(tensors[name])
+            with self.report_lost_peers():
+                dist.broadcast(received[name], 0)
+        return received
 
-    def gather(self, share: Tensor) -> Tensor | None:
-        """At the first process the rows of all, dealt out one by one; None at the others."""
-        if self.world == 1:
-            return share
-        total = int(self.sum(len(share))[0])
-        rows = share.new_zeros(-(-total // self.world), *share.shape[1:])
-        rows[: len(share)] = share
-        parts = [torch.empty_like(rows) for _ in range(self.world)] if self.first else None
-        with self.answered():
-            dist.gather(rows, parts, dst=0)
+    def gather(self, rows: Tensor) -> Tensor | None:
+        """On the leader, the rows of all ranks in turn (rank 0, 1, ..., 0, 1, ...); else None."""
+        if self.size == 1:
+            return rows
+        total = int(self.all_reduce(len(rows))[0])
+        padded = rows.new_zeros(-(-total // self.size), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in range(self.size)] if self.is_leader else None
+        with self.report_lost_peers():
+            dist.gather(padded, parts, dst=0)
         return torch.stack(parts, dim=1).flatten(0, 1)[:total] if parts else None
 
-    def spread(self, model: nn.Module, images: Tensor) -> nn.Module:
-        """The model with gradients that are the mean of all processes'.
+    def wrap_model(self, model: nn.Module, images: Tensor) -> nn.Module:
+        """Wraps the model in DDP, which averages the gradients of all ranks.
 
-        One image goes through it ahead of the first step: after its first backward pass DDP packs
-        the gradients in the order they came, and among three or more processes the last bits of
-        a sum hang on the place in its pack. So a run that goes on adds up as it did before.
+        One image passes through it before the first step. After its first backward pass DDP
+        reorders its gradient buckets, and with three or more ranks the last bits of a sum depend
+        on the position in its bucket. With the buckets settled, a resumed run reproduces every bit.
         """
-        if self.world == 1:
+        if self.size == 1:
             return model
-        with self.answered():
-            shared = DistributedDataParallel(model.eval())
-            shared(images[:1]).sum().backward()
+        with self.report_lost_peers():
+            wrapped = DistributedDataParallel(model.eval())
+            wrapped(images[:1]).sum().backward()
         model.zero_grad()
-        return shared
+        return wrapped
 
     @contextmanager
-    def answered(self) -> Iterator[None]:
-        """Tells in one line that another process is missing, where torch tells it in many."""
+    def report_lost_peers(self) -> Iterator[None]:
+        """Turns torch's errors about a missing process into one line, a `PeerLost`."""
         try:
             yield
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
                 raise
-            raise Lost(self.complaint(str(error).lower())) from error
+            raise PeerLost(self._describe_loss(str(error).lower())) from error
 
-    def complaint(self, reason: str) -> str:
-        late = "timed out" in reason or "timeout" in reason
-        absent = self.absent(GRACE if late else 0.0)
-        if not late:
-            return f"another of the {self.world} processes ended; its own lines say why"
-        who = ", ".join(map(str, absent)) or "unknown"
+    def _describe_loss(self, reason: str) -> str:
+        timed_out = "timed out" in reason or "timeout" in reason
+        missing = self._missing_ranks(GRACE if timed_out else 0.0)
+        if not timed_out:
+            return f"another of the {self.size} processes ended; see its own error message"
+        ranks = ", ".join(map(str, missing)) or "unknown"
         return (
-            f"rank {who} of {self.world} gave no answer for {self.timeout:g} seconds; "
-            f"look why it hangs, or wait longer with --timeout"
+            f"rank {ranks} of {self.size} did not respond for {self.timeout:g} seconds; "
+            f"find out why it hangs, or raise `timeout`"
         )
 
-    def absent(self, grace: float) -> list[int]:
-        """Ranks that do not say that they miss somebody too."""
+    def _missing_ranks(self, grace: float) -> list[int]:
+        """The ranks that do not report a lost peer themselves within `grace` seconds."""
         assert self.store is not None
         end = time.monotonic() + grace
         try:
             self.store.set(f"here/{self.rank}", "")
             while True:
                 missing = [
-                    rank for rank in range(self.world) if not self.store.check([f"here/{rank}"])
+                    rank for rank in range(self.size) if not self.store.check([f"here/{rank}"])
                 ]
                 if not missing or time.monotonic() > end:
                     return missing
-                time.sleep(0.05)
-        except RuntimeError:  # the store went with the process that kept it
+                time.sleep(POLL)
+        except RuntimeError:  # the store ended with the process that hosted it
             return []
 
 
-ALONE = Together()
+SINGLE = World()
 
 
-def unsynced(model: nn.Module) -> AbstractContextManager[None]:
-    """For all parts of a batch but the last, whose gradients go round with those before."""
+def skip_gradient_sync(model: nn.Module) -> AbstractContextManager[None]:
+    """For all micro-batches but the last, which synchronises the accumulated gradients."""
     if not isinstance(model, DistributedDataParallel):
         return nullcontext()
-    apart: AbstractContextManager[None] = model.no_sync()
-    return apart
+    no_sync: AbstractContextManager[None] = model.no_sync()
+    return no_sync
 
 
 @contextmanager
-def joined(timeout: float = TIMEOUT) -> Iterator[Together]:
-    """All processes that torchrun started, once they have met; without torchrun this one alone."""
+def join_world(timeout: float = TIMEOUT) -> Iterator[World]:
+    """Connects to the other processes of the same torchrun; without torchrun yields `SINGLE`."""
     if not 0 < timeout < math.inf:
         raise UserError(f"timeout is {timeout:g}; give a number of seconds above 0")
-    if not os.environ.keys() >= LAUNCHED:
-        yield ALONE
+    if not os.environ.keys() >= TORCHRUN_VARIABLES:
+        yield SINGLE
         return
-    rank, world, local = (
+    rank, size, local_rank = (
         int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     )
-    if torch.cuda.is_available() and local < torch.cuda.device_count():
-        torch.cuda.set_device(local)
-    if world == 1:
-        yield Together(launch=launch())
+    if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(local_rank)
+    if size == 1:
+        agent = next(rendezvous("env://"))[0] if has_agent_store() else None
+        yield World(launch_id=find_launch_id(agent))
         return
-    limit = timedelta(seconds=timeout)
-    gpus = torch.cuda.is_available() and dist.is_nccl_available()
     try:
-        shared, _, _ = next(rendezvous("env://", timeout=limit))
-        store = PrefixStore(meeting(shared, rank, world, timeout), shared)
-        backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
+        agent, store = connect(rank, size, timeout)
     except RuntimeError as error:
-        raise Lost(
-            f"rank {rank} did not meet all {world} processes within {timeout:g} seconds; "
-            f"look which one torchrun could not start"
+        raise PeerLost(
+            f"rank {rank} did not find all {size} processes within {timeout:g} seconds; "
+            f"check which one torchrun could not start"
         ) from error
     try:
+        launch = find_launch_id(agent) if rank == 0 else ""  # only the leader needs it
         with warnings.catch_warnings():
-            # a token that is learned from one image: nothing is wrong with its gradient
+            # DDP warns of the [CLS] token: its gradient is correct, only its strides differ
             warnings.filterwarnings("ignore", "Grad strides do not match", UserWarning)
-            yield Together(
-                rank=rank, world=world, local=local, launch=launch(), timeout=timeout, store=store
+            yield World(
+                rank=rank,
+                size=size,
+                local_rank=local_rank,
+                launch_id=launch,
+                timeout=timeout,
+                store=store,
             )
     finally:
         dist.destroy_process_group()
 
 
-def meeting(store: Store, rank: int, world: int, timeout: float) -> str:
-    """A name that the first process gives, and that no earlier attempt has used.
+def connect(rank: int, size: int, timeout: float) -> tuple[Store, Store]:
+    """Starts the process group; returns torchrun's store, and this attempt's part of it."""
+    limit = timedelta(seconds=timeout)
+    gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    agent, _, _ = next(rendezvous("env://", timeout=limit))
+    store = PrefixStore(agree_on_prefix(agent, rank, size, timeout), agent)
+    backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    return agent, store
 
-    torchrun keeps its store when it starts the processes again, with all that was written there,
-    and machines count restarts differently. So one believes a name only when it was answered.
+
+def agree_on_prefix(store: Store, rank: int, size: int, timeout: float) -> str:
+    """A key prefix that the leader invents and that no earlier attempt has used.
+
+    torchrun restarts its processes with the same store, in which the keys of earlier attempts
+    remain, and machines count restarts differently. So a rank trusts a prefix only once the
+    leader has acknowledged it.
     """
     mine = uuid.uuid4().hex
     if rank == 0:
-        store.set("vitrail/meeting", mine)
-        for other in range(1, world):
+        store.set("vitrail/prefix", mine)
+        for other in range(1, size):
             hello = store.get(f"{mine}/hello/{other}").decode()
             store.set(f"{mine}/welcome/{other}", hello)
         return mine
     end = time.monotonic() + timeout
     while time.monotonic() < end:
-        name: str = store.get("vitrail/meeting").decode()
-        store.set(f"{name}/hello/{rank}", mine)
-        answer = f"{name}/welcome/{rank}"
+        prefix: str = store.get("vitrail/prefix").decode()
+        store.set(f"{prefix}/hello/{rank}", mine)
+        answer = f"{prefix}/welcome/{rank}"
         if store.check([answer]) and store.get(answer).decode() == mine:
-            return name
-        time.sleep(0.02)
+            return prefix
+        time.sleep(POLL)
     raise RuntimeError("rank 0 did not answer")
 
 
-def launch() -> str:
-    """Names the torchrun that is this process's parent: by its id, its machine and its start."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+def has_agent_store() -> bool:
+    """Whether torchrun hosts the store, which then survives restarts of the processes."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def find_launch_id(store: Store | None) -> str:
+    """Identifies the torchrun that started this process; empty if none did.
+
+    The first attempt leaves an id in torchrun's store, where the later ones find it.
+    """
+    if store is None or not has_agent_store():
         return ""
-    agent = os.getppid()
-    facts = Path(f"/proc/{agent}/stat")
-    started = facts.read_text().rpartition(")")[2].split()[19] if facts.exists() else ""
-    return f"{os.environ['TORCHELASTIC_RUN_ID']} {socket.gethostname()} {agent} {started}"
+    launch: str = store.compare_set("vitrail/launch", "", uuid.uuid4().hex).decode()
+    return launch

@@ -1,4 +1,4 @@
-"""All that a training changes, in one object: weights, optimizer, averaged weights, loss scale."""
+"""Everything that training changes, in one object: weights, optimizer, EMA weights, loss scale."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -7,89 +7,89 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from vitrail.errors import UserError
-from vitrail.training import optim
 from vitrail.training.config import TrainConfig
+from vitrail.training.optim import EmaModel, build_optimizer
 
 
 class Learner:
-    """A model in training; `layer`, `undecayed`, `matrices` describe it to `optim.build`."""
+    """A model in training; the keyword arguments are those of `build_optimizer`."""
 
     def __init__(
         self,
         model: nn.Module,
         config: TrainConfig,
         *,
-        layer: Callable[[str], int] | None = None,
-        undecayed: Collection[str] = (),
+        layer_index: Callable[[str], int] | None = None,
+        no_weight_decay: Collection[str] = (),
         matrices: Mapping[str, int] | None = None,
     ):
         self.model = model
         self.device = next(model.parameters()).device
-        self.dtype = computed_in(config.precision, self.device)
-        self.optimizer = optim.build(model, config, layer, undecayed, matrices)
-        self.average = optim.Average(model, config.ema) if config.ema else None
+        self.dtype = compute_dtype(config.precision, self.device)
+        self.optimizer = build_optimizer(model, config, layer_index, no_weight_decay, matrices)
+        self.ema = EmaModel(model, config.ema) if config.ema else None
         self.scaler = GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
     @property
-    def result(self) -> nn.Module:
-        """The model to evaluate and to keep: that with averaged weights, where there is one."""
-        return self.model if self.average is None else self.average.model
+    def eval_model(self) -> nn.Module:
+        """The model to evaluate and to save: the one with EMA weights, if there is one."""
+        return self.model if self.ema is None else self.ema.model
 
     def autocast(self) -> torch.autocast:
         enabled = self.dtype != torch.float32
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it by name, as it is now: these are the living tensors, not copies."""
+        """All tensors by name; not copies, so they change with the next step."""
         models = {"model": self.model}
-        if self.average is not None:
-            models["average"] = self.average.model
-        found = {
+        if self.ema is not None:
+            models["average"] = self.ema.model
+        tensors = {
             f"{kind}/{name}": tensor.detach()
             for kind, model in models.items()
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]
         }
         for name, scale in self.scaler.state_dict().items():  # empty unless in use
-            found[f"scaler/{name}"] = torch.tensor(scale)
+            tensors[f"scaler/{name}"] = torch.tensor(scale)
         for name, parameter in self.model.named_parameters():
             for moment, tensor in self.optimizer.state.get(parameter, {}).items():
-                found[f"optimizer/{moment}/{name}"] = tensor
-        return found
+                tensors[f"optimizer/{moment}/{name}"] = tensor
+        return tensors
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts `tensors` back into a learner that was built like theirs."""
+        """Loads the `tensors` of a learner that was built in the same way."""
         mine, theirs = (
-            {name: tensor for name, tensor in every.items() if not name.startswith("optimizer/")}
-            for every in (self.tensors(), tensors)
+            {name: tensor for name, tensor in some.items() if not name.startswith("optimizer/")}
+            for some in (self.tensors(), tensors)
         )
-        if odd := mine.keys() ^ theirs.keys():
-            raise UserError(f"the state does not fit the model: {min(odd)} is in one of them only")
+        if unmatched := mine.keys() ^ theirs.keys():
+            raise mismatch_error(f"{min(unmatched)} is in only one of them")
         for name, tensor in mine.items():
-            check_alike(name, tensor, theirs[name])
+            check_same_shape(name, tensor, theirs[name])
             tensor.copy_(theirs[name])
         self.scaler.load_state_dict(
-            {name: tensor.item() for name, tensor in below("scaler/", theirs).items()}
+            {name: tensor.item() for name, tensor in with_prefix("scaler/", theirs).items()}
         )
-        self._restore_moments(below("optimizer/", tensors))
+        self._restore_moments(with_prefix("optimizer/", tensors))
 
     def _restore_moments(self, tensors: Mapping[str, Tensor]) -> None:
-        learning = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer.state.clear()
         for path, tensor in tensors.items():
             moment, _, name = path.partition("/")
-            if name not in learning:
-                raise UserError(f"the state does not fit the model: nothing learns as {name}")
-            if tensor.ndim:  # all but AdamW's count of steps
-                check_alike(path, learning[name], tensor)
-            moved = tensor.to(self.device, copy=True)  # a fused optimizer counts on the device too
-            self.optimizer.state[learning[name]][moment] = moved
+            if name not in trained:
+                raise mismatch_error(f"{name} is not a trained parameter")
+            if tensor.ndim:  # all but AdamW's step count
+                check_same_shape(path, trained[name], tensor)
+            # a copy on the device, where a fused optimizer expects its step count too
+            self.optimizer.state[trained[name]][moment] = tensor.to(self.device, copy=True)
 
 
-def computed_in(precision: str, device: torch.device) -> torch.dtype:
-    """The type a forward pass computes in; weights stay as they are.
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The dtype of the forward pass; the weights keep theirs.
 
-    A CPU without units for bfloat16 computes 50 times slower in it, so there auto is float32.
+    "auto" is float32 on a CPU: without bfloat16 units, bfloat16 is 50 times slower there.
     """
     if precision != "auto":
         dtype: torch.dtype = getattr(torch, precision)
@@ -98,13 +98,21 @@ def computed_in(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
-def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, by the rest of their names."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def check_alike(name: str, mine: Tensor, theirs: Tensor) -> None:
+def check_same_shape(name: str, mine: Tensor, theirs: Tensor) -> None:
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-        raise UserError(
-            f"the state does not fit the model: {name} is {theirs.dtype} {tuple(theirs.shape)} "
+        raise mismatch_error(
+            f"{name} is {theirs.dtype} {tuple(theirs.shape)} "
             f"instead of {mine.dtype} {tuple(mine.shape)}"
         )
+
+
+def mismatch_error(difference: str) -> UserError:
+    return UserError(
+        f"the checkpoint does not match the model: {difference}; "
+        f"resume with the recipe it was saved with"
+    )

@@ -1,4 +1,4 @@
-"""The training loop, as a generator of steps: logging, saving and stopping are its driver's."""
+"""The training loop, a generator of steps: its caller logs, saves and stops between them."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -14,11 +14,14 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
-from vitrail.training.distributed import ALONE, Together, unsynced
+from vitrail.training.distributed import SINGLE, World, skip_gradient_sync
 from vitrail.training.learner import Learner
-from vitrail.training.schedule import kept_patches, learning_rate
+from vitrail.training.schedule import learning_rate, patches_to_keep
 
-Batch = tuple[Tensor, Tensor]  # images; labels (B), or how much of each class (B, K)
+Batch = tuple[Tensor, Tensor]  # images; class indices (B,) or class probabilities (B, K)
+
+HIGH_FIRST_LOSS = 0.5  # above ln(classes): initial weights differ in their loss by far less
+LOW_FIRST_LOSS = 0.75  # times ln(classes): untrained weights do not get this low by chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +29,31 @@ class Step:
     number: int  # steps done, this one included
     loss: float  # mean over the batch
     lr: float
-    gradient: float  # its length, before clipping
-    images: int  # of all processes
-    right: int  # images whose class came out highest; of mixed ones, the stronger of the two
+    gradient_norm: float  # before clipping
+    images: int  # over all ranks
+    correct: int  # images whose top class is the label; with mixup, the stronger of the two labels
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Totals:
+    """Of one step, over all ranks."""
+
+    loss: float
+    norm: float  # of the gradient, before clipping
+    correct: int
+    norm_tensor: Tensor  # the same norm, unrounded and on the device
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the gradient is not finite; in float16 a smaller loss scale may prevent it."""
+        return not math.isfinite(self.norm)
 
 
 class Diverged(UserError):
-    """A loss or gradient was not finite; the weights are still those before the step."""
+    """The loss or gradient is not finite; the weights are those before the step."""
 
 
-def train(
+def train_steps(
     learner: Learner,
     batches: Iterable[Batch],
     config: TrainConfig,
@@ -44,89 +62,78 @@ def train(
     start: int = 0,
     patches: int = 0,
     class_weights: Tensor | None = None,
-    together: Together = ALONE,
-    heard: Sized = (),
+    world: World = SINGLE,
+    stop: Sized = (),
 ) -> Iterator[Step]:
-    """Trains from step `start` on, until `total` steps are done or the batches end.
+    """Trains from step `start` until `total` steps are done or the batches end.
 
-    Chance is a function of seed, step and rank (which tells apart the processes that share a
-    training), so `batches` need only begin with that of step `start`. Given `patches`, their
-    number in an image, the model is called with `keep` while `config` leaves some out.
-    Processes that train `together` each have their share of every batch, of whatever size; all
-    of them end before the next step once one has `heard` something.
+    The RNG is seeded by seed, step and rank, so it is enough that `batches` starts with the batch
+    of step `start`. Patch dropout needs `patches`, their number in an image; the model is then
+    called with `keep`. Each rank of `world` gets its own part of every batch, of any size. All
+    ranks end before the next step once `stop` is not empty on one of them.
     """
     if config.drop_patches and not patches:
-        raise UserError("drop_patches needs to know how many there are; give patches, or set it 0")
-    model, optimizer, scaler = learner.model, learner.optimizer, learner.scaler
-    parameters = list(model.parameters())
+        raise UserError("patch dropout needs `patches`, the number of patches; give it")
+    model, optimizer = learner.model, learner.optimizer
     objective = partial(cross_entropy, smoothing=config.smoothing, class_weights=class_weights)
     for step, (images, targets) in zip(range(start, total), batches, strict=False):
-        count, stop = together.sum(len(images), len(heard))
-        if stop:
+        count, stopped = world.all_reduce(len(images), len(stop))
+        if stopped:
             return
         if step == start:
-            shared = together.spread(model, images.to(learner.device))
-            forward = torch.compile(shared) if config.compile else shared
-        reseed(step_seed(config.seed, step, together.rank), learner.device)
+            wrapped = world.wrap_model(model, images.to(learner.device))
+            forward = torch.compile(wrapped) if config.compile else wrapped
+        seed_step(step_seed(config.seed, step, world.rank), learner.device)
         lr = learning_rate(step, total, config)
         for group in optimizer.param_groups:
             group["lr"] = lr * group["scale"]
-        kept = kept_patches(step, total, patches, config)
-        look = forward if kept == patches else partial(look_at_some, forward, patches, kept)
+        kept = patches_to_keep(step, total, patches, config)
+        predict = forward if kept == patches else partial(drop_patches, forward, patches, kept)
 
         model.train()
         optimizer.zero_grad()
-        share = count / together.world  # DDP takes the mean of all gradients
-        with memory_told(len(images), config.accumulate), together.answered():
-            parts = cut(learner, images, targets, config.accumulate)
-            loss, hits = backward(learner, shared, look, objective, parts, share)
-        scaler.unscale_(optimizer)
-        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        number, gradient, right = torch.stack([loss.float(), norm.float(), hits.float()]).tolist()
-        number, right = together.sum(number / together.world, right)
-        overflow = not math.isfinite(gradient)  # in float16, a smaller scale may still mend it
-        if not math.isfinite(number) or (overflow and scaler.get_scale() <= 1):
+        divisor = count / world.size  # DDP averages the gradients of all ranks
+        with report_out_of_memory(len(images), config.accumulate), world.report_lost_peers():
+            parts = split_batch(learner, images, targets, config.accumulate)
+            sums = accumulate_gradients(learner, wrapped, predict, objective, parts, divisor)
+        totals = reduce_gradients(learner, *sums, world)
+        if not math.isfinite(totals.loss) or (totals.overflow and learner.scaler.get_scale() <= 1):
+            bad_images = world.all_reduce(int((~images.isfinite()).sum()))[0] > 0
             raise Diverged(
-                f"step {step + 1} has loss {number:g} and gradient {gradient:g} and was not taken: "
-                + likely_cause(learner, together.sum(int((~images.isfinite()).sum()))[0] > 0, lr)
+                f"step {step + 1} has loss {totals.loss:g} and gradient norm {totals.norm:g} "
+                f"and was not applied: {likely_cause(learner, bad_images, lr)}"
             )
-        if not overflow:
-            if config.clip and gradient > config.clip:
-                clip_grads_with_norm_(parameters, config.clip, norm)
-            optimizer.step()
-            if learner.average is not None:
-                learner.average.update(step)
-        scaler.update()
+        apply_gradients(learner, config, step, totals)
         yield Step(
             number=step + 1,
-            loss=number,
+            loss=totals.loss,
             lr=lr,
-            gradient=gradient,
+            gradient_norm=totals.norm,
             images=int(count),
-            right=int(right),
+            correct=totals.correct,
         )
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """What dropout, drop path and patch dropping are drawn from in one step."""
+    """The random seed of dropout, drop path and patch dropout in one step."""
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0])
 
 
-def reseed(seed: int, device: torch.device) -> None:
-    """Does what torch.manual_seed does, without its millisecond for devices that are not there."""
+def seed_step(seed: int, device: torch.device) -> None:
+    """Like torch.manual_seed, without the millisecond it spends on devices that do not exist."""
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
 
 
-def look_at_some(forward: Callable[..., Tensor], patches: int, kept: int, images: Tensor) -> Tensor:
-    """Logits from `kept` random patches of each image."""
+def drop_patches(forward: Callable[..., Tensor], patches: int, kept: int, images: Tensor) -> Tensor:
+    """Logits computed from `kept` random patches of each image."""
     index = torch.rand(len(images), patches, device=images.device).argsort(dim=1)[:, :kept]
     return forward(images, keep=index)
 
 
-def cut(learner: Learner, images: Tensor, targets: Tensor, accumulate: int) -> list[Batch]:
-    """The parts a batch is computed in."""
+def split_batch(learner: Learner, images: Tensor, targets: Tensor, accumulate: int) -> list[Batch]:
+    """The micro-batches of a batch, on the learner's device."""
     pieces = [
         tensor.to(learner.device, non_blocking=True).tensor_split(min(accumulate, len(images)))
         for tensor in (images, targets)
@@ -134,37 +141,58 @@ def cut(learner: Learner, images: Tensor, targets: Tensor, accumulate: int) -> l
     return list(zip(*pieces, strict=True))
 
 
-def backward(
+def accumulate_gradients(
     learner: Learner,
     model: nn.Module,
-    look: Callable[[Tensor], Tensor],
+    predict: Callable[[Tensor], Tensor],
     objective: Callable[[Tensor, Tensor], Tensor],
     parts: list[Batch],
-    count: float,
+    divisor: float,
 ) -> tuple[Tensor, Tensor]:
-    """Adds up the gradients of all parts of a batch; the mean loss, and how many were right."""
-    total, right = torch.zeros((2,), device=learner.device)
-    for number, (some, wanted) in enumerate(parts, 1):
-        with nullcontext() if number == len(parts) else unsynced(model):
+    """Backpropagates all micro-batches; returns the mean loss and the number correct."""
+    total, correct = torch.zeros((2,), device=learner.device)
+    for number, (images, targets) in enumerate(parts, 1):
+        with nullcontext() if number == len(parts) else skip_gradient_sync(model):
             with learner.autocast():
-                logits = look(some)
-            loss = objective(logits, wanted) / count
+                logits = predict(images)
+            loss = objective(logits, targets) / divisor
             learner.scaler.scale(loss).backward()
         total = total + loss.detach()
-        right = right + right_answers(logits.detach(), wanted)
-    return total, right
+        correct = correct + count_correct(logits.detach(), targets)
+    return total, correct
 
 
-def right_answers(logits: Tensor, targets: Tensor) -> Tensor:
-    """How many images have their class on top; of a mixed one the stronger class counts."""
-    truth = targets if targets.ndim == 1 else targets.argmax(dim=1)
-    return (logits.argmax(dim=1) == truth).sum()
+def reduce_gradients(learner: Learner, loss: Tensor, correct: Tensor, world: World) -> Totals:
+    """Unscales the gradients, and sums loss and correct images over all ranks."""
+    learner.scaler.unscale_(learner.optimizer)
+    norm = get_total_norm([p.grad for p in learner.model.parameters() if p.grad is not None])
+    numbers = torch.stack([loss.float(), norm.float(), correct.float()]).tolist()  # one transfer
+    mean, total = world.all_reduce(numbers[0] / world.size, numbers[2])
+    return Totals(loss=mean, norm=numbers[1], correct=int(total), norm_tensor=norm)
+
+
+def apply_gradients(learner: Learner, config: TrainConfig, step: int, totals: Totals) -> None:
+    """Clips the gradients and updates the weights; skips the update if float16 overflowed."""
+    if not totals.overflow:
+        if config.clip and totals.norm > config.clip:
+            parameters = list(learner.model.parameters())
+            clip_grads_with_norm_(parameters, config.clip, totals.norm_tensor)
+        learner.optimizer.step()
+        if learner.ema is not None:
+            learner.ema.update(step)
+    learner.scaler.update()
+
+
+def count_correct(logits: Tensor, targets: Tensor) -> Tensor:
+    """Images whose top class is the label; with mixup, the stronger of the two labels."""
+    labels = targets if targets.ndim == 1 else targets.argmax(dim=1)
+    return (logits.argmax(dim=1) == labels).sum()
 
 
 def cross_entropy(
     logits: Tensor, targets: Tensor, smoothing: float, class_weights: Tensor | None
 ) -> Tensor:
-    """Its sum over the images, so that parts of a batch add up to the whole."""
+    """Summed over the images, so that micro-batches add up to the whole batch."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     weight = None if class_weights is None else class_weights.to(logits)
     return F.cross_entropy(
@@ -172,41 +200,47 @@ def cross_entropy(
     )
 
 
-def balance(counts: Tensor) -> Tensor:
-    """Class weights under which all classes count alike, and an image counts 1 on average."""
+def balanced_class_weights(counts: Tensor) -> Tensor:
+    """Inverse class frequencies, scaled so that the mean weight of an image is 1."""
     return counts.sum() / (len(counts) * counts.clamp(min=1))
 
 
 @contextmanager
-def memory_told(images: int, accumulate: int) -> Iterator[None]:
+def report_out_of_memory(images: int, accumulate: int) -> Iterator[None]:
+    """Turns torch's error into one line that says which setting needs less memory."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise UserError(
-            f"no memory for {math.ceil(images / accumulate)} images at once; "
-            f"raise accumulate to {2 * accumulate}, or lower batch"
+            f"out of memory with micro-batches of {math.ceil(images / accumulate)} images; "
+            f"raise train.accumulate to {2 * accumulate}, or lower train.batch"
         ) from error
 
 
-def likely_cause(learner: Learner, broken: bool, lr: float) -> str:
+def likely_cause(learner: Learner, bad_images: bool, lr: float) -> str:
     """Why a loss or gradient is not finite, and what to do."""
-    if broken:
-        return "images of its batch hold NaN or infinity; mend the data"
+    if bad_images:
+        return "its images contain NaN or infinity; repair the data"
     if not all(p.isfinite().all() for p in learner.model.parameters()):
-        return "the weights held NaN or infinity before it; start from other weights"
+        return "the weights already contained NaN or infinity; start from other weights"
     if learner.dtype == torch.float16:
-        return "float16 overflowed; set precision to bfloat16 or float32"
-    return f"the learning rate, {lr:.2g}, is likely too high; lower lr, or lengthen warmup"
+        return "float16 overflowed; set train.precision to bfloat16 or float32"
+    return (
+        f"the learning rate, {lr:.2g}, is probably too high; lower train.lr, or raise train.warmup"
+    )
 
 
 def first_loss_hint(loss: float, classes: int) -> str | None:
-    """What a first loss far from ln(classes), that of a model that knows nothing, may mean."""
-    blind = math.log(classes)
-    told = f"the first loss is {loss:.2f}, that of guessing among {classes} classes {blind:.2f}: "
-    if loss > blind + 0.5:
-        return told + "the first weights are confident and wrong; were they made for other data?"
-    if loss < 0.75 * blind:
-        return told + "the model knows the labels already, or few of the classes occur"
+    """What a first loss far from ln(classes), the loss of uniform probabilities, may mean."""
+    uniform = math.log(classes)
+    found = (
+        f"the first loss is {loss:.2f}; uniform probabilities over {classes} classes "
+        f"give {uniform:.2f}: "
+    )
+    if loss > uniform + HIGH_FIRST_LOSS:
+        return found + "the initial weights are confident and wrong; do they fit this data?"
+    if loss < LOW_FIRST_LOSS * uniform:
+        return found + "the model already knows the labels, or few of the classes occur"
     return None

@@ -1,4 +1,4 @@
-"""Parameter groups, layer decay, optimizers, and averaged weights."""
+"""Parameter groups, layer-wise learning-rate decay, optimizers, and EMA weights."""
 
 import copy
 import math
@@ -14,91 +14,96 @@ from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
 from vitrail.training.schedule import ema_decay
 
-MOMENTUM = 0.95  # of Muon, as published
+MOMENTUM = 0.95  # of Muon (Jordan et al., 2024)
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of one iteration (Jordan et al., 2024)
+ITERATIONS = 5  # of Newton-Schulz (Jordan et al., 2024)
+MUON_SCALE = 0.2  # the root mean square of AdamW's updates, measured by Liu et al. (2025)
+EPSILON = 1e-7  # keeps a zero gradient finite
 
 
-def build(
+def build_optimizer(
     model: nn.Module,
     config: TrainConfig,
-    layer: Callable[[str], int] | None = None,
-    undecayed: Collection[str] = (),
+    layer_index: Callable[[str], int] | None = None,
+    no_weight_decay: Collection[str] = (),
     matrices: Mapping[str, int] | None = None,
 ) -> torch.optim.AdamW:
-    """The optimizer of `config` for every parameter that learns.
+    """The optimizer of `config` over all parameters that require gradients.
 
-    `layer` tells the number of a parameter's layer, counted from the input; the topmost learns at
-    the full rate. `undecayed` names parameters beside vectors that no weight decay pulls, such as
-    tokens and positions. `matrices` names those that Muon turns, each with the number of matrices
-    that lie stacked in it: 3 for queries, keys and values in one.
+    `layer_index` maps a parameter's name to its layer, counted from the input; the top layer has
+    the full learning rate. `no_weight_decay` names parameters that are not decayed, such as tokens
+    and position embeddings; vectors never are. `matrices` names the parameters that Muon updates,
+    each with the number of matrices stacked in it: 3 for a fused qkv.
     """
     matrices = dict(matrices or {}) if config.optimizer == "muon" else {}
-    groups = group(model, config, layer, undecayed, matrices)
+    groups = group_parameters(model, config, layer_index, no_weight_decay, matrices)
     optimizer = Muon if config.optimizer == "muon" else torch.optim.AdamW
     return optimizer(groups, lr=config.lr, fused=True)
 
 
-def group(
+def group_parameters(
     model: nn.Module,
     config: TrainConfig,
-    layer: Callable[[str], int] | None,
-    undecayed: Collection[str],
+    layer_index: Callable[[str], int] | None,
+    no_weight_decay: Collection[str],
     matrices: Mapping[str, int],
 ) -> list[dict[str, Any]]:
-    """Parameters that are treated alike, together; `scale` is their part of the learning rate."""
-    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if lost := (set(undecayed) | matrices.keys()) - dict(model.named_parameters()).keys():
-        raise UserError(f"the model has no parameters {sorted(lost)}; give names of parameters")
-    if flat := [name for name in matrices if model.get_parameter(name).ndim != 2]:
-        raise UserError(f"{flat} are no matrices; name parameters of two dimensions")
-    if not learning:
-        raise UserError("no parameter of the model learns; leave some with requires_grad")
-    layers = {name: layer(name) if layer else 0 for name in learning}
+    """Parameter groups; `scale` is a group's factor on the learning rate."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    named = set(no_weight_decay) | matrices.keys()
+    if unknown := named - dict(model.named_parameters()).keys():
+        raise UserError(f"the model has no parameters {sorted(unknown)}; give names of parameters")
+    if vectors := [name for name in matrices if model.get_parameter(name).ndim != 2]:
+        raise UserError(f"{vectors} are not matrices; name parameters of two dimensions")
+    if not trained:
+        raise UserError("no parameter of the model requires a gradient; set requires_grad on some")
+    layers = {name: layer_index(name) if layer_index else 0 for name in trained}
     top = max(layers.values())
     groups = defaultdict(list)
-    for name, parameter in learning.items():
+    for name, parameter in trained.items():
         scale = config.layer_decay ** (top - layers[name])
-        plain = parameter.ndim <= 1 or name in undecayed
-        decay = 0.0 if plain else config.weight_decay
+        decayed = parameter.ndim > 1 and name not in no_weight_decay
+        decay = config.weight_decay if decayed else 0.0
         groups[scale, decay, matrices.get(name, 0)].append(parameter)
     return [
-        {"params": parameters, "scale": scale, "weight_decay": decay, "stacked": stacked}
-        for (scale, decay, stacked), parameters in groups.items()
+        {"params": parameters, "scale": scale, "weight_decay": decay, "matrices": count}
+        for (scale, decay, count), parameters in groups.items()
     ]
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, but for groups with `stacked` matrices, which it turns as wholes.
+    """Muon for the groups with `matrices` (Jordan et al., 2024), AdamW for the others.
 
-    Their averaged gradient is replaced by the nearest orthogonal matrix: every direction learns at
-    the same pace (Jordan et al., 2024).
+    Muon replaces the momentum of a matrix by the nearest orthogonal matrix, so that all directions
+    are updated at the same rate.
     """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            if group["stacked"]:
-                self.turn(group)
+            if group["matrices"]:
+                self.update_matrices(group)
         super().step()
 
-    def turn(self, group: dict[str, Any]) -> None:
-        """One step of a group's matrices; those of one shape go through Newton-Schulz together."""
+    def update_matrices(self, group: dict[str, Any]) -> None:
+        """One Muon step of a group; matrices of one shape share a batched Newton-Schulz."""
         shapes = defaultdict(list)
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
-            change = self.smooth(parameter, parameter.grad)
-            parameter.grad = None  # AdamW, which comes next, passes over parameters without one
+            update = self.nesterov_momentum(parameter, parameter.grad)
+            parameter.grad = None  # AdamW's step, which follows, skips parameters without one
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            both = (tensor.chunk(group["stacked"]) for tensor in (parameter, change))
-            for matrix, change in zip(*both, strict=True):
-                shapes[matrix.shape].append((matrix, change))
+            both = (tensor.chunk(group["matrices"]) for tensor in (parameter, update))
+            for matrix, part in zip(*both, strict=True):
+                shapes[matrix.shape].append((matrix, part))
         for shape, pairs in shapes.items():
-            matrices, changes = zip(*pairs, strict=True)
-            for matrix, change in zip(matrices, orthogonal(torch.stack(changes)), strict=True):
-                matrix.add_(change, alpha=-group["lr"] * pace(shape))
+            matrices, updates = zip(*pairs, strict=True)
+            for matrix, update in zip(matrices, orthogonalize(torch.stack(updates)), strict=True):
+                matrix.add_(update, alpha=-group["lr"] * update_scale(shape))
 
-    def smooth(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient averaged over the last steps, looking a step ahead (Nesterov)."""
+    def nesterov_momentum(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """The moving average of the gradient, with Nesterov's look-ahead."""
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
@@ -106,35 +111,35 @@ class Muon(torch.optim.AdamW):
         return gradient.lerp(momentum, MOMENTUM)
 
 
-def orthogonal(x: Tensor) -> Tensor:
-    """U V^T of each matrix U S V^T in a stack, roughly: all singular values come to lie near 1.
+def orthogonalize(x: Tensor) -> Tensor:
+    """Approximates U V^T for each matrix U S V^T of a batch: all singular values become about 1.
 
-    Five steps x = a x + (b A + c A A) x with A = x x^T, after Newton and Schulz; a, b and c are
-    those of Jordan et al. (2024). A product and a sum in one call are three times faster here.
+    Newton-Schulz iterations x = a x + (b A + c A A) x with A = x x^T. `baddbmm` fuses each product
+    with its sum, three times faster than separate calls on a CPU.
     """
     if x.shape[-2] > x.shape[-1]:
-        return orthogonal(x.mT).mT
-    a, b, c = 3.4445, -4.7750, 2.0315
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(5):
+        return orthogonalize(x.mT).mT
+    a, b, c = NEWTON_SCHULZ
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + EPSILON)
+    for _ in range(ITERATIONS):
         square = x @ x.mT
-        mixed = torch.baddbmm(square, square, square, beta=b, alpha=c)
-        x = torch.baddbmm(x, mixed, x, beta=a)
+        polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x
 
 
-def pace(shape: torch.Size) -> float:
-    """How far to move along an orthogonal matrix, at learning rate 1 (Liu et al., 2025).
+def update_scale(shape: torch.Size) -> float:
+    """The factor on an orthogonal update (Liu et al., 2025).
 
-    The mean square of the change is then that of AdamW, and one rate serves all parameters.
+    It gives the update the root mean square of AdamW's, so that one learning rate suits both.
     """
-    return 0.2 * math.sqrt(max(shape))
+    return MUON_SCALE * math.sqrt(max(shape))
 
 
-class Average:
-    """A copy of a model whose weights are averaged over its last steps.
+class EmaModel:
+    """A copy of a model with an exponential moving average (EMA) of its weights.
 
-    Far steps count exponentially less (Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017).
+    Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017.
     """
 
     def __init__(self, model: nn.Module, decay: float):

@@ -1,1 +1,4 @@
-"""Named models and their weights."""
+"""Named models and their weights: presets, published weights, loading and converting any layout.
+
+Imports data, model.
+"""

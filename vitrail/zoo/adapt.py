@@ -1,4 +1,4 @@
-"""Weights made for one image, patch or number of channels, fitted to another."""
+"""Adapts pretrained weights to another image size, patch size or number of channels."""
 
 import torch
 from torch import Tensor
@@ -6,56 +6,57 @@ from torch.nn import functional as F
 
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.model.embed import stretch
+from vitrail.model.embed import interpolate_positions
 
 
-def stretch_positions(
-    positions: Tensor, old: ViTConfig, new: ViTConfig, notes: list[str]
+def resize_position_embedding(
+    positions: Tensor, old: ViTConfig, new: ViTConfig, resized: list[str]
 ) -> Tensor:
-    """Positions of patches on another grid; those of the tokens in front stay as they are."""
+    """Interpolates the positions of patches to another grid; those of prefix tokens stay."""
     if old.grid == new.grid:
         return positions
-    front, patches = positions[:, : old.readers], positions[:, old.readers :]
-    notes.append(
+    prefix, patches = positions[:, : old.class_tokens], positions[:, old.class_tokens :]
+    resized.append(
         f"positions {old.grid[0]} x {old.grid[1]} -> {new.grid[0]} x {new.grid[1]}: "
         f"bicubic, antialiased"
     )
-    return torch.cat([front, stretch(patches, old.grid, new.grid)], dim=1)
+    return torch.cat([prefix, interpolate_positions(patches, old.grid, new.grid)], dim=1)
 
 
-def resize_kernel(kernel: Tensor, patch: int, notes: list[str]) -> Tensor:
-    """A patch projection for larger or smaller patches (Beyer et al., 2023, FlexiViT).
+def resize_patch_kernel(kernel: Tensor, patch: int, resized: list[str]) -> Tensor:
+    """A patch projection for another patch size (Beyer et al., 2023, FlexiViT).
 
-    With B the matrix that resizes a patch, w' = pinv(B)^T w makes <Bx, w'> = <x, w>: a resized
-    image gives the tokens that the image itself gave.
+    With B the matrix that resizes a patch, w' = pinv(B)^T w makes <Bx, w'> = <x, w>: a patch
+    that is resized to a larger one gives the same token.
     """
     old = kernel.shape[-1]
     if old == patch:
         return kernel
     basis = torch.eye(old * old, dtype=torch.float64).view(-1, 1, old, old)
     size = (patch, patch)
-    resized = F.interpolate(basis, size=size, mode="bicubic", antialias=True)
-    inverse = torch.linalg.pinv(resized.flatten(1).T)
-    notes.append(f"patch kernel {old} x {old} -> {patch} x {patch}: pseudo-inverse")
+    matrix = F.interpolate(basis, size=size, mode="bicubic", antialias=True)
+    inverse = torch.linalg.pinv(matrix.flatten(1).T)
+    resized.append(f"patch kernel {old} x {old} -> {patch} x {patch}: pseudo-inverse")
     fitted: Tensor = (kernel.double().flatten(2) @ inverse).unflatten(2, size)
     return fitted.to(kernel.dtype)
 
 
-def spread_channels(kernel: Tensor, channels: int, notes: list[str]) -> Tensor:
-    """A first convolution for other inputs, as timm makes it.
+def adapt_input_channels(kernel: Tensor, channels: int, adapted: list[str]) -> Tensor:
+    """A first convolution for another number of input channels, as timm adapts it.
 
-    Grey: the sum over colours. More: red, green, blue, red ... scaled to the same total.
+    For one channel the kernel is summed over channels. For more it is repeated (red, green, blue,
+    red ...) and scaled by the ratio of the channel counts.
     """
     old = kernel.shape[1]
     if old == channels:
         return kernel
     if channels == 1:
-        notes.append(f"channels {old} -> 1: the kernel is the sum over channels")
+        adapted.append(f"channels {old} -> 1: the kernel is summed over channels")
         return kernel.sum(dim=1, keepdim=True)
     if old not in (1, 3):
         raise UserError(
-            f"weights for {old} channels cannot be spread over {channels}; start from 1 or 3"
+            f"weights for {old} channels cannot be adapted to {channels}; start from 1 or 3"
         )
-    notes.append(f"channels {old} -> {channels}: the kernel is repeated, times {old}/{channels}")
+    adapted.append(f"channels {old} -> {channels}: the kernel is repeated, times {old}/{channels}")
     repeated = kernel.repeat(1, -(-channels // old), 1, 1)[:, :channels]
     return repeated * (old / channels)

@@ -1,4 +1,4 @@
-"""Which model a file holds: read off its tensors, then asked of config, table and flags."""
+"""Infers the architecture of a checkpoint from its tensors, config files and published names."""
 
 import math
 import re
@@ -8,230 +8,254 @@ from typing import Any
 
 from vitrail.errors import UserError
 from vitrail.model.config import STAGES, ViTConfig
-from vitrail.zoo.beside import Beside
-from vitrail.zoo.layouts.layout import Parts
-from vitrail.zoo.weights import HEADS, Published
+from vitrail.zoo.layouts.layout import CheckpointConfig, MappedStateDict
+from vitrail.zoo.weights import KNOWN_HEADS, PublishedWeights
 
-USUAL: dict[str, Any] = {"mlp": "gelu", "eps": 1e-6}  # what nearly all published weights have
-FREE = ("heads", "mlp", "eps", "positions")  # no tensor shows them: a flag may say
+DEFAULTS: dict[str, Any] = {"mlp": "gelu", "eps": 1e-6}  # of nearly all published weights
+HIDDEN_SETTINGS = ("heads", "mlp", "eps", "positions")  # no tensor shows them; callers may set them
+DEFAULT_IMAGE = 224  # pixels, where neither positions nor config tell
+HEAD_WIDTH = 64  # of nearly all published models, for advice
+BACKBONE = "patch_embed.backbone."  # prefix of a ResNet stem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    vit: ViTConfig  # as the file has it
-    slots: int  # tokens in front of the patches for which the file has positions
-    row: Published | None = None  # of the table, if these are weights that it knows
-    told: list[str] = field(default_factory=list)
+class Architecture:
+    vit: ViTConfig  # of the model in the file
+    embedded_tokens: int  # prefix tokens with a row in the file's position embedding
+    published: PublishedWeights | None = None  # the row of the table that lists these weights
+    assumed: list[str] = field(default_factory=list)
 
 
-def recognise(
-    parts: Parts,
-    beside: Beside,
-    row: Published | None,
-    flags: Mapping[str, Any],
+def infer_architecture(
+    mapped: MappedStateDict,
+    config: CheckpointConfig,
+    published: PublishedWeights | None,
+    requested: Mapping[str, Any],
     source: str,
-) -> Found:
-    vit = shown(parts, beside, source)
-    told: list[str] = []
-    if row is not None and any(
-        getattr(row.vit, name) != vit[name] for name in ("width", "depth", "patch")
+) -> Architecture:
+    vit = infer_from_tensors(mapped, config, source)
+    assumed: list[str] = []
+    if published is not None and any(
+        getattr(published.vit, name) != vit[name] for name in ("width", "depth", "patch")
     ):
-        told.append(f"the name is that of {row.name}, but the shapes are others: not believed")
-        row = None
-    who = Witnesses(parts=parts, beside=beside, row=row, flags=flags, told=told)
+        assumed.append(f"the name is that of {published.name}, but the shapes differ: ignored")
+        published = None
+    sources = SettingSources(
+        mapped=mapped, config=config, published=published, requested=requested, assumed=assumed
+    )
     hidden = round(vit["width"] * vit["mlp_ratio"])
-    heads = HEADS.get((vit["width"], vit["depth"], hidden))
-    vit["heads"] = who.ask("heads", heads, "as published models of this size have")
+    heads = KNOWN_HEADS.get((vit["width"], vit["depth"], hidden))
+    vit["heads"] = sources.resolve("heads", heads, "as in published models of this size")
     if vit["heads"] is None:
         raise UserError(
-            f"{source} does not say how many heads share its width of {vit['width']}; "
-            f"say it, such as --vit.heads {max(1, vit['width'] // 64)}"
+            f"{source} does not tell how many attention heads share its width of {vit['width']}; "
+            f"pass it, for example `vit.heads={max(1, vit['width'] // HEAD_WIDTH)}`"
         )
     if vit["mlp"] != "swiglu":
-        vit["mlp"] = who.ask("mlp", USUAL["mlp"], "as usual")
+        vit["mlp"] = sources.resolve("mlp", DEFAULTS["mlp"], "the usual value")
         if vit["mlp"] == "swiglu":
-            raise UserError(f"{source} has no gate in its MLP; leave mlp swiglu out")
-    vit["eps"] = who.ask("eps", USUAL["eps"], "as usual")
+            raise UserError(f"{source} has no gate in its MLP; do not pass `vit.mlp='swiglu'`")
+    vit["eps"] = sources.resolve("eps", DEFAULTS["eps"], "the usual value")
     if vit["positions"] is None:
-        usual = "sincos" if parts.format == "google" else None
-        vit["positions"] = who.ask("positions", usual, "as in big_vision, if the file has none")
+        default = "sincos" if mapped.format == "google" else None
+        vit["positions"] = sources.resolve(
+            "positions", default, "as in big_vision, where the file has none"
+        )
     if vit["positions"] is None:
-        raise UserError(f"{source} has no positions; say --vit.positions none, sincos or rotary")
+        raise UserError(
+            f"{source} has no position embedding; pass `vit.positions='none'`, "
+            f"`vit.positions='sincos'` or `vit.positions='rotary'`"
+        )
     if vit["pool"] is None:
-        vit["pool"] = who.ask("pool", "cls", "as usual")
-    vit["registers"] += len(unread(parts, vit))
-    vit["image"], slots = picture(parts, vit, who, source)
-    return Found(vit=ViTConfig(**vit), slots=slots, row=row, told=told)
+        vit["pool"] = sources.resolve("pool", "cls", "the usual value")
+    vit["registers"] += len(list_unread_tokens(mapped, vit))
+    vit["image"], embedded_tokens = infer_image_size(sources, vit["patch"], source)
+    return Architecture(
+        vit=ViTConfig(**vit),
+        embedded_tokens=embedded_tokens,
+        published=published,
+        assumed=assumed,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Witnesses:
-    """Who may know what tensors do not show, in the order in which they are believed."""
+class SettingSources:
+    """Where settings come from that no tensor shows, in order of precedence."""
 
-    parts: Parts
-    beside: Beside
-    row: Published | None
-    flags: Mapping[str, Any]
-    told: list[str]
+    requested: Mapping[str, Any]  # by the caller
+    config: CheckpointConfig
+    mapped: MappedStateDict
+    published: PublishedWeights | None
+    assumed: list[str]
 
-    def ask(self, name: str, usual: Any, why: str) -> Any:
-        """The setting; unless the files say it themselves, that it was told, and by whom."""
-        if name in self.flags and name in FREE:
-            self.told.append(f"{name} {self.flags[name]}: said by a flag")
-            return self.flags[name]
-        if name in self.beside.vit:
-            return self.beside.vit[name]
-        if name in self.parts.vit:
-            return self.parts.vit[name]
-        if self.row is not None:
-            value = getattr(self.row.vit, name)
-            self.told.append(f"{name} {value}: from the table of weights, {self.row.name}")
+    def resolve(self, name: str, default: Any, reason: str) -> Any:
+        """The setting; notes in `assumed` where it comes from, unless the files state it."""
+        if name in self.requested and name in HIDDEN_SETTINGS:
+            self.assumed.append(f"{name} {self.requested[name]}: as requested")
+            return self.requested[name]
+        if name in self.config.vit:
+            return self.config.vit[name]
+        if name in self.mapped.vit:
+            return self.mapped.vit[name]
+        if self.published is not None:
+            value = getattr(self.published.vit, name)
+            self.assumed.append(f"{name} {value}: from the table of weights, {self.published.name}")
             return value
-        if usual is not None:
-            self.told.append(f"{name} {usual}: {why}")
-        return usual
+        if default is not None:
+            self.assumed.append(f"{name} {default}: {reason}")
+        return default
 
 
-def shown(parts: Parts, beside: Beside, source: str) -> dict[str, Any]:
-    """What names and shapes alone tell; None where they leave a question."""
-    kernel = need(parts, "patch_embed.proj.weight", 4, source)
-    hidden = need(parts, "blocks.0.mlp.fc2.weight", 2, source)[1]
-    outside = need(parts, "blocks.0.mlp.fc1.weight", 2, source)[0]
+def infer_from_tensors(
+    mapped: MappedStateDict, config: CheckpointConfig, source: str
+) -> dict[str, Any]:
+    """The settings that names and shapes determine; None where they leave a question."""
+    kernel = require_shape(mapped, "patch_embed.proj.weight", 4, source)
+    hidden = require_shape(mapped, "blocks.0.mlp.fc2.weight", 2, source)[1]
+    fc1_outputs = require_shape(mapped, "blocks.0.mlp.fc1.weight", 2, source)[0]
     width = kernel[0]
     vit: dict[str, Any] = {
         "width": width,
-        "depth": depth(parts, source),
-        "mlp": "swiglu" if outside == 2 * hidden else None,
-        "mlp_ratio": ratio(hidden, width),
-        "positions": "learned" if "pos_embed" in parts.pieces else None,
-        "registers": (parts.shape("reg_token") or (1, 0))[1],
-        "qk_norm": "blocks.0.attn.q_norm.weight" in parts.pieces,
-        "pre_norm": "norm_pre.weight" in parts.pieces,
-        **stem(parts, kernel, source),
-        "distilled": "dist_token" in parts.pieces and "head_dist.weight" in parts.pieces,
-        **pooling(parts),
-        **heading(parts, source),
+        "depth": count_blocks(mapped, source),
+        "mlp": "swiglu" if fc1_outputs == 2 * hidden else None,
+        "mlp_ratio": exact_ratio(hidden, width),
+        "positions": "learned" if "pos_embed" in mapped.chunks else None,
+        "registers": (mapped.shape("reg_token") or (1, 0))[1],
+        "qk_norm": "blocks.0.attn.q_norm.weight" in mapped.chunks,
+        "pre_norm": "norm_pre.weight" in mapped.chunks,
+        **infer_stem(mapped, kernel, source),
+        "distilled": "dist_token" in mapped.chunks and "head_dist.weight" in mapped.chunks,
+        **infer_pool(mapped),
+        **infer_head(mapped, width),
     }
-    if "blocks.0.ls1.gamma" in parts.pieces:
-        vit["layer_scale"] = beside.vit.get("layer_scale", 1e-5)
+    if "blocks.0.ls1.gamma" in mapped.chunks:
+        vit["layer_scale"] = config.vit.get("layer_scale", 1e-5)
     for name in ("width", "depth"):
-        if beside.vit.get(name, vit[name]) != vit[name]:
+        if config.vit.get(name, vit[name]) != vit[name]:
             raise UserError(
-                f"{source} has {name} {vit[name]}, but its config.json says {beside.vit[name]}; "
+                f"{source} has {name} {vit[name]}, but its config.json says {config.vit[name]}; "
                 f"they do not belong together"
             )
     return vit
 
 
-def need(parts: Parts, name: str, axes: int, source: str) -> tuple[int, ...]:
-    shape = parts.shape(name)
+def require_shape(mapped: MappedStateDict, name: str, axes: int, source: str) -> tuple[int, ...]:
+    shape = mapped.shape(name)
     if shape is None or len(shape) != axes or min(shape) < 1:
         found = "is missing" if shape is None else f"has the shape {shape}"
-        raise UserError(f"{source} is no plain ViT: {name} {found}")
+        raise UserError(f"{source} is not a plain ViT: {name} {found}")
     return shape
 
 
-def depth(parts: Parts, source: str) -> int:
-    numbers = {number for name in parts.pieces if (number := block_of(name)) is not None}
+def count_blocks(mapped: MappedStateDict, source: str) -> int:
+    numbers = {number for name in mapped.chunks if (number := block_index(name)) is not None}
     if numbers != set(range(len(numbers))):
-        gap = min(set(range(max(numbers))) - numbers)
-        raise UserError(f"{source} has {max(numbers) + 1} blocks, but number {gap} is missing")
+        missing = min(set(range(max(numbers))) - numbers)
+        raise UserError(f"{source} has {max(numbers) + 1} blocks, but number {missing} is missing")
     return len(numbers)
 
 
-def block_of(name: str) -> int | None:
-    """The number of the block that a tensor belongs to."""
-    found = re.match(r"blocks\.(\d{1,6})\.", name)
-    return int(found[1]) if found else None
+def block_index(name: str) -> int | None:
+    """The index of the block that a parameter belongs to."""
+    match = re.match(r"blocks\.(\d{1,6})\.", name)
+    return int(match[1]) if match else None
 
 
-def ratio(hidden: int, width: int) -> float:
-    """A number that gives `hidden` again when it is multiplied by `width` and rounded down."""
-    share = hidden / width
-    while int(width * share) < hidden:
-        share = math.nextafter(share, math.inf)
-    return share
+def exact_ratio(hidden: int, width: int) -> float:
+    """The ratio for which int(width * ratio), as timm computes it, is exactly `hidden`."""
+    ratio = hidden / width
+    while int(width * ratio) < hidden:
+        ratio = math.nextafter(ratio, math.inf)
+    return ratio
 
 
-def stem(parts: Parts, kernel: tuple[int, ...], source: str) -> dict[str, Any]:
-    front = "patch_embed.backbone."
-    if not any(name.startswith(front) for name in parts.pieces):
+def infer_stem(mapped: MappedStateDict, kernel: tuple[int, ...], source: str) -> dict[str, Any]:
+    if not any(name.startswith(BACKBONE) for name in mapped.chunks):
         if kernel[2] != kernel[3]:
-            raise UserError(f"{source} has patches of {kernel[2]} x {kernel[3]}; give square ones")
+            raise UserError(
+                f"{source} has patches of {kernel[2]} x {kernel[3]}; only square ones are supported"
+            )
         return {"stem": "patch", "patch": kernel[2], "channels": kernel[1]}
-    units: dict[int, set[int]] = {}
-    for name in parts.pieces:
-        if match := re.match(rf"{re.escape(front)}stages\.(\d+)\.blocks\.(\d+)\.", name):
-            units.setdefault(int(match[1]), set()).add(int(match[2]))
-    found = tuple(len(units[stage]) for stage in sorted(units))
+    blocks: dict[int, set[int]] = {}
+    for name in mapped.chunks:
+        if match := re.match(rf"{re.escape(BACKBONE)}stages\.(\d+)\.blocks\.(\d+)\.", name):
+            blocks.setdefault(int(match[1]), set()).add(int(match[2]))
+    found = tuple(len(blocks[stage]) for stage in sorted(blocks))
     for (kind, patch), stages in STAGES.items():
         if stages == found:
-            channels = need(parts, f"{front}stem.conv.weight", 4, source)[1]
+            channels = require_shape(mapped, f"{BACKBONE}stem.conv.weight", 4, source)[1]
             return {"stem": kind, "patch": patch, "channels": channels}
-    raise UserError(f"{source} has a ResNet of stages {found}; known are {list(STAGES.values())}")
-
-
-def pooling(parts: Parts) -> dict[str, Any]:
-    """Who is read, where the tensors leave no question."""
-    after = parts.vit.get("norm_after_pool", False)
-    if "attn_pool.latent" in parts.pieces:
-        return {"pool": "map"}
-    if "cls_token" not in parts.pieces or after:
-        return {"pool": "avg", "norm_after_pool": after}
-    return {"pool": "cls" if "dist_token" in parts.pieces else None}
-
-
-def unread(parts: Parts, vit: Mapping[str, Any]) -> list[str]:
-    """Tokens that no head reads; here they are registers."""
-    found = [] if vit["pool"] == "cls" else ["cls_token"]
-    found += [] if vit["distilled"] else ["dist_token"]
-    return [name for name in found if name in parts.pieces]
-
-
-def heading(parts: Parts, source: str) -> dict[str, Any]:
-    shape, hidden = parts.shape("head.weight"), "pre_logits.fc.weight" in parts.pieces
-    head = "mlp" if hidden else "linear"
-    if shape is None and not hidden:
-        return {"head": "none", "classes": 1000}
-    width = need(parts, "patch_embed.proj.weight", 4, source)[0]
-    return {"head": head, "classes": width if shape is None else shape[0]}
-
-
-def picture(
-    parts: Parts, vit: Mapping[str, Any], who: Witnesses, source: str
-) -> tuple[tuple[int, int], int]:
-    """The size of the images, and for how many tokens in front the file has positions."""
-    patch = vit["patch"]
-    said = who.beside.vit.get("image") or (who.row.vit.size if who.row else None)
-    asked = who.flags.get("image")
-    asked = (asked, asked) if isinstance(asked, int) else asked
-    shape = parts.shape("pos_embed")
-    if shape is None:
-        return said or asked or (224 // patch * patch, 224 // patch * patch), 0
-    for size in (said, *squares(shape[1], fronts(parts), patch), asked):
-        if size is None or size[0] % patch or size[1] % patch:
-            continue
-        slots = shape[1] - size[0] // patch * (size[1] // patch)
-        if slots in fronts(parts):
-            if said and size != said:
-                who.told.append(
-                    f"image {size[0]} x {size[1]}: by its positions, not as said beside"
-                )
-            return tuple(size), slots
     raise UserError(
-        f"{source} has {shape[1]} positions, which are no square of patches; "
-        f"say the size it was trained at, such as --vit.image {20 * patch} {10 * patch}"
+        f"{source} has a ResNet stem of stages {found}; supported are {list(STAGES.values())}"
     )
 
 
-def fronts(parts: Parts) -> list[int]:
-    """How many tokens in front may have positions: [CLS] and distillation, all, or none."""
-    readers = sum(name in parts.pieces for name in ("cls_token", "dist_token"))
-    return [readers, readers + (parts.shape("reg_token") or (1, 0))[1], 0]
+def infer_pool(mapped: MappedStateDict) -> dict[str, Any]:
+    """How the tokens are pooled, where the tensors determine it."""
+    norm_after_pool = mapped.vit.get("norm_after_pool", False)
+    if "attn_pool.latent" in mapped.chunks:
+        return {"pool": "map"}
+    if "cls_token" not in mapped.chunks or norm_after_pool:
+        return {"pool": "avg", "norm_after_pool": norm_after_pool}
+    return {"pool": "cls" if "dist_token" in mapped.chunks else None}
 
 
-def squares(count: int, fronts: list[int], patch: int) -> list[tuple[int, int]]:
-    """The sizes that leave a square of patches; more than one only for odd counts of registers."""
-    sides = {math.isqrt(count - front) for front in fronts if count > front}
-    exact = [side for side in sides if any(side * side + front == count for front in fronts)]
+def infer_head(mapped: MappedStateDict, width: int) -> dict[str, Any]:
+    shape, has_hidden = mapped.shape("head.weight"), "pre_logits.fc.weight" in mapped.chunks
+    if shape is None and not has_hidden:
+        return {"head": "none", "classes": 1000}
+    return {
+        "head": "mlp" if has_hidden else "linear",
+        "classes": width if shape is None else shape[0],
+    }
+
+
+def list_unread_tokens(mapped: MappedStateDict, vit: Mapping[str, Any]) -> list[str]:
+    """[CLS] and distillation tokens that no head reads, which Vitrail treats as registers."""
+    names = [] if vit["pool"] == "cls" else ["cls_token"]
+    names += [] if vit["distilled"] else ["dist_token"]
+    return [name for name in names if name in mapped.chunks]
+
+
+def infer_image_size(
+    sources: SettingSources, patch: int, source: str
+) -> tuple[tuple[int, int], int]:
+    """The image size, and the number of prefix tokens in the file's position embedding."""
+    mapped, published = sources.mapped, sources.published
+    stated = sources.config.vit.get("image") or (published.vit.size if published else None)
+    requested = sources.requested.get("image")
+    requested = (requested, requested) if isinstance(requested, int) else requested
+    shape = mapped.shape("pos_embed")
+    if shape is None:
+        side = DEFAULT_IMAGE // patch * patch
+        return stated or requested or (side, side), 0
+    counts = prefix_counts(mapped)
+    for size in (stated, *square_sizes(shape[1], counts, patch), requested):
+        if size is None or size[0] % patch or size[1] % patch:
+            continue
+        prefix = shape[1] - size[0] // patch * (size[1] // patch)
+        if prefix in counts:
+            if stated and size != stated:
+                sources.assumed.append(
+                    f"image {size[0]} x {size[1]}: from the position embedding, which contradicts "
+                    f"the stated {stated[0]} x {stated[1]}"
+                )
+            return tuple(size), prefix
+    raise UserError(
+        f"{source} has {shape[1]} positions, which do not form a square of patches; "
+        f"pass the image size of the training, for example "
+        f"`vit.image=({20 * patch}, {10 * patch})`"
+    )
+
+
+def prefix_counts(mapped: MappedStateDict) -> list[int]:
+    """Possible numbers of prefix tokens with positions: [CLS] and distillation, all, or none."""
+    readers = sum(name in mapped.chunks for name in ("cls_token", "dist_token"))
+    return [readers, readers + (mapped.shape("reg_token") or (1, 0))[1], 0]
+
+
+def square_sizes(positions: int, counts: list[int], patch: int) -> list[tuple[int, int]]:
+    """The square image size for this number of positions, unless several sizes are possible."""
+    sides = {math.isqrt(positions - count) for count in counts if positions > count}
+    exact = [side for side in sides if any(side * side + count == positions for count in counts)]
     return [(side * patch, side * patch) for side in exact] if len(exact) == 1 else []

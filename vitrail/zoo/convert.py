@@ -1,10 +1,11 @@
-"""Weights out again: what Vitrail can load, written as each peer's own loader wants it."""
+"""Converts weights of any known layout to timm's, Hugging Face's, torchvision's or Vitrail's."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -12,164 +13,178 @@ from torch import Tensor, nn
 
 from vitrail import files
 from vitrail.errors import UserError
-from vitrail.model.config import ViTConfig
-from vitrail.model.embed import sincos
+from vitrail.model.embed import sincos_positions
 from vitrail.model.vit import ViT
 from vitrail.zoo.file import save_model
-from vitrail.zoo.layouts import names
-from vitrail.zoo.layouts.huggingface import processor, to_hugging_face
-from vitrail.zoo.layouts.names import inverse, translate
-from vitrail.zoo.layouts.timm import to_timm
-from vitrail.zoo.load import Loaded, Means, Report, load
+from vitrail.zoo.layouts.layout import Layout
+from vitrail.zoo.layouts.mapping import LAYOUTS
+from vitrail.zoo.load import LoadedModel, load_weights
+from vitrail.zoo.weights import Normalisation
 
-Format = Literal["timm", "huggingface", "torchvision", "vitrail"]
+Target = Literal["timm", "huggingface", "torchvision", "vitrail"]  # Google's layout is only read
 
-EPS = {"timm": (1e-6, 1e-5), "torchvision": (1e-6,)}  # of norms, that their files imply
-SAME = 1e-5  # logits that differ by less are the same
-LONE = (".safetensors", ".pth", ".bin")  # what a file of weights without config may end in
+LOGIT_TOLERANCE = 1e-5  # the largest difference in logits that another eps may make
+FILE_SUFFIXES = (".safetensors", ".pth", ".bin")  # an `out` with one of these is a single file
 
 
-@dataclass(frozen=True, kw_only=True)
-class Converted:
-    report: Report
-    target: str
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Conversion:
+    """What `convert` read, changed and wrote; its fields are the keys of `convert --json`.
+
+    >>> vitrail.convert("runs/digits-1", to="timm", out="exported", vit={"classes": 5}).adapted
+    ['classes 10 -> classes 5: a new head of zeros', 'positions sincos -> learned: ...']
+    """
+
+    source: str  # path or hub name as given
+    target: str  # folder or file that was written
+    format: str  # layout of the source: vitrail, timm, huggingface, torchvision, google
+    loaded: int  # tensors of the source that became parameters
+    resized: list[str]  # position embedding and patch kernel: old and new size
+    adapted: list[str]  # classes, channels, depth, dtype: old and new value
+    left_out: list[str]  # tensors that were not used, and why
+    assumed: list[str]  # settings that the source does not state, and where they come from
+
+    def __repr__(self) -> str:
+        lines = [f"  {kind}: {line}" for kind, line in self._changes()]
+        return "\n".join([f"Conversion: {self._title}", *lines])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{kind}</td><td style='text-align:left'>{escape(line)}</td></tr>"
+            for kind, line in self._changes()
+        )
+        return f"<table><caption>{escape(self._title)}</caption>{rows}</table>"
+
+    @property
+    def _title(self) -> str:
+        return f"{self.source} ({self.format}) -> {self.target}, {self.loaded} tensors"
+
+    def _changes(self) -> list[tuple[str, str]]:
+        kinds = ("resized", "adapted", "left_out", "assumed")
+        return [(kind.replace("_", " "), line) for kind in kinds for line in getattr(self, kind)]
 
 
 def convert(
-    path: str | Path,
-    to: Format,
+    source: str | Path,
+    to: Target,
     out: str | Path,
     *,
     vit: Mapping[str, Any] | None = None,
-    preprocess: Means | None = None,
-) -> Converted:
-    """Loads weights as `load` does, and writes them to `out`: a folder, or a file of weights."""
-    out = files.expanded(out)
-    lone = out.suffix in LONE
-    if to == "torchvision" and not lone:
-        raise UserError(f"torchvision's weights are one file; end --out {out} in .pth")
-    if out.is_dir() or (out.exists() and not lone):
-        raise UserError(f"{out} is there already; choose another --out")
-    loaded = load(path, vit=vit, preprocess=preprocess)
+    preprocess: Normalisation | None = None,
+) -> Conversion:
+    """Writes weights in the layout `to`, so that the library's own loader reads them.
+
+    `source` is a run folder, a weight file or folder of any known layout, or "hf:owner/name".
+    `out` is a new folder with weights and config files; if it ends in .safetensors, .pth or .bin,
+    a file with the state dict alone. `vit` holds settings of `ViTConfig` to adapt the weights to
+    (image, patch, channels, classes, depth, head), or that the file does not state (heads, mlp,
+    eps, positions). `preprocess` names the mean and standard deviation that the weights expect, if
+    the file does not state them.
+
+    >>> vitrail.convert("runs/digits-1", to="timm", out="exported")
+    Conversion: runs/digits-1 (vitrail) -> exported, ... tensors
+      adapted: positions sincos -> learned: their values are written out
+    """
+    out = files.expand_user(out)
+    is_file = out.suffix in FILE_SUFFIXES
+    check_conversion_target(to, out, is_file)
+    loaded = load_weights(source, vit=vit, preprocess=preprocess)
     if to == "vitrail":
-        if out.suffix in (".pth", ".bin"):
-            raise UserError(f"Vitrail's weights are safetensors; end --out {out} in .safetensors")
-        save_model(out if lone else out / "model.safetensors", loaded.model, own_facts(loaded))
+        path = out if is_file else out / "model.safetensors"
+        save_model(path, loaded.model, build_metadata(loaded))
     else:
-        write(loaded, to, out, lone)
-    return Converted(report=loaded.report, target=str(out))
+        write_foreign(loaded, LAYOUTS[to], out, is_file)
+    return Conversion(target=str(out), **asdict(loaded.report))
 
 
-def own_facts(loaded: Loaded) -> dict[str, Any]:
-    """What a file of ours says of itself, beside its architecture."""
-    kept = {k: v for k, v in loaded.facts.items() if k not in ("format", "vit", "versions")}
-    source = {"source": loaded.report.source, "format": loaded.report.format}
+def check_conversion_target(to: str, out: Path, is_file: bool) -> None:
+    """Raises if the layout cannot be written, or not to this path."""
+    if to not in get_args(Target):
+        reason = "is only read" if to in LAYOUTS else "is unknown"
+        raise UserError(f"layout {to!r} {reason}; choose one of {', '.join(get_args(Target))}")
+    if to == "torchvision" and not is_file:
+        raise UserError(f"torchvision's weights are a single file; end `out` ({out}) in .pth")
+    if out.is_dir() or (out.exists() and not is_file):
+        raise UserError(f"{out} already exists; choose another `out`")
+    if to == "vitrail" and out.suffix in (".pth", ".bin"):
+        raise UserError(f"Vitrail writes safetensors; end `out` ({out}) in .safetensors")
+
+
+def build_metadata(loaded: LoadedModel) -> dict[str, Any]:
+    """The metadata of a Vitrail model file, without those that `save_model` writes itself."""
+    own = ("format", "vit", "versions")
+    stored = {name: value for name, value in loaded.metadata.items() if name not in own}
     return {
         "temperature": None,
         "metrics": {},
-        "weights": source,
-        **kept,
+        "weights": {"source": loaded.report.source, "format": loaded.report.format},
+        **stored,
         "classes": list(loaded.classes) if loaded.classes else None,
         "channels": loaded.model.config.channels,
-        "preprocess": loaded.view.plain() if loaded.view else None,
+        "preprocess": loaded.preprocess.to_dict() if loaded.preprocess else None,
     }
 
 
-def write(loaded: Loaded, to: Format, out: Path, lone: bool) -> None:
+def write_foreign(loaded: LoadedModel, layout: Layout, out: Path, is_file: bool) -> None:
     vit, state = loaded.model.config, dict(loaded.model.state_dict())
-    notes = loaded.report.adapted
-    check_eps(loaded.model, to, notes)
+    adapted = loaded.report.adapted
+    check_eps(loaded.model, layout, adapted)
     if vit.positions == "sincos":
-        positions = sincos(vit.grid, vit.width, torch.zeros(1))[None]
-        front = positions.new_zeros(1, vit.readers, vit.width)
-        state["pos_embed"] = torch.cat([front, positions], dim=1)
-        notes.append("positions sincos -> learned: written out")
-    others: dict[str, Any] = {}
-    if to == "timm":
-        tensors, others["config.json"] = to_timm(vit, state, loaded.classes, loaded.view)
-    elif to == "huggingface":
-        tensors, others["config.json"] = to_hugging_face(vit, state, loaded.classes)
-        if loaded.view is not None:
-            others["preprocessor_config.json"] = processor(loaded.view)
-    else:
-        tensors = to_torchvision(vit, state)
-    with files.replacing(out) as temporary:
-        if lone:
-            save(tensors, temporary)
+        positions = sincos_positions(vit.grid, vit.width, torch.zeros(1))[None]
+        prefix = positions.new_zeros(1, vit.class_tokens, vit.width)
+        state["pos_embed"] = torch.cat([prefix, positions], dim=1)
+        adapted.append("positions sincos -> learned: their values are written out")
+    assert layout.export is not None, f"{layout.name} has no exporter"
+    export = layout.export(vit, state, loaded.classes, loaded.preprocess)
+    with files.atomic_write(out) as temporary:
+        if is_file:
+            save_tensors(export.tensors, temporary)
             return
         temporary.mkdir()
-        save(tensors, temporary / "model.safetensors")
-        for name, content in others.items():
+        save_tensors(export.tensors, temporary / "model.safetensors")
+        for name, content in export.json_files.items():
             text = json.dumps(content, indent=1, ensure_ascii=False)
             (temporary / name).write_text(text + "\n", encoding="utf-8")
 
 
-def save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    whole = {name: x.detach().contiguous() for name, x in tensors.items()}
-    whole = {
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    dense = {name: x.detach().contiguous() for name, x in tensors.items()}
+    dense = {  # a view would be saved with all of its storage
         name: x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
-        for name, x in whole.items()
+        for name, x in dense.items()
     }
     if path.suffix == ".safetensors":
-        save_file(whole, path, {"format": "pt"})
+        save_file(dense, path, {"format": "pt"})
     else:
-        torch.save(whole, path)
+        torch.save(dense, path)
 
 
-def check_eps(model: ViT, to: Format, notes: list[str]) -> None:
-    """Some files cannot say the eps of norms; stops if that of the peer changes the logits."""
-    usual = EPS.get(to)
-    if usual is None or model.config.eps in usual:
+def check_eps(model: ViT, layout: Layout, adapted: list[str]) -> None:
+    """Raises if the layout's files cannot state the eps of norms and its own changes the logits."""
+    if layout.eps is None or model.config.eps in layout.eps:
         return
-    difference = with_eps(model, usual[0])
-    line = f"eps {model.config.eps:g} -> {usual[0]:g}, which a file of {to} cannot say"
-    if difference > SAME:
+    eps = layout.eps[0]
+    difference = measure_eps_effect(model, eps)
+    change = f"eps {model.config.eps:g} -> {eps:g}, which {layout.name}'s files cannot state"
+    if difference > LOGIT_TOLERANCE:
         raise UserError(
-            f"{line}: logits would differ by {difference:.1g}; try --to huggingface or vitrail"
+            f"{change}: logits would differ by {difference:.1g}; "
+            f"try `to='huggingface'` or `to='vitrail'`"
         )
-    notes.append(f"{line}: logits of a random image differ by {difference:.1g}")
+    adapted.append(f"{change}: logits of a random image differ by {difference:.1g}")
 
 
 @torch.no_grad()
-def with_eps(model: ViT, eps: float) -> float:
-    """The largest difference that another eps makes to what the model says of a random image."""
+def measure_eps_effect(model: ViT, eps: float) -> float:
+    """The largest change of the logits of a random image if all norms had this eps."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, model.config.channels, *model.config.size, generator=generator)
     before = model(x)
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
-    kept = [norm.eps for norm in norms]
+    originals = [norm.eps for norm in norms]
     for norm in norms:
         norm.eps = eps
     after = model(x)
-    for norm, old in zip(norms, kept, strict=True):
-        norm.eps = old
+    for norm, original in zip(norms, originals, strict=True):
+        norm.eps = original
     return float((after - before).abs().max())
-
-
-def to_torchvision(vit: ViTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    odd = {
-        f"pool {vit.pool}": vit.pool != "cls",
-        f"positions {vit.positions}": vit.positions == "rotary",
-        f"mlp {vit.mlp}": vit.mlp != "gelu",
-        "registers": bool(vit.registers),
-        "distillation": vit.distilled,
-        "layer scale": vit.layer_scale is not None,
-        "qk_norm": vit.qk_norm,
-        "pre_norm": vit.pre_norm,
-        f"stem {vit.stem}": vit.stem != "patch",
-        f"{vit.channels} channels": vit.channels != 3,
-        "images that are not square": vit.size[0] != vit.size[1],
-        "model without head": vit.head == "none",
-    }
-    for what, present in odd.items():
-        if present:
-            raise UserError(f"torchvision's VisionTransformer has no {what}; try --to timm")
-    if "pos_embed" not in state:
-        state = {**state, "pos_embed": torch.zeros(1, 1 + vit.patches, vit.width)}
-    back = inverse(names.TORCHVISION)
-    tensors = {}
-    for name, x in state.items():
-        theirs = translate(name, back)
-        assert theirs is not None, f"{name} has no name there"
-        tensors[theirs] = x
-    return tensors

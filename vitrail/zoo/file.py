@@ -1,4 +1,4 @@
-"""Vitrail's own model file: safetensors whose metadata explain how to use the weights."""
+"""Vitrail's own model file: safetensors whose metadata hold all that is needed to use them."""
 
 import json
 from collections.abc import Mapping
@@ -14,78 +14,87 @@ from torch import Tensor
 from vitrail import __version__, files
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.model.cost import parameters
+from vitrail.model.cost import count_parameters
 from vitrail.model.vit import ViT
 
-FORMAT = 1
-KEY = "vitrail"  # the one key of the metadata; its value is JSON
-LARGEST = 1_000_000  # of the numbers that define an architecture
+FORMAT_VERSION = 1
+METADATA_KEY = "vitrail"  # the only key of the safetensors metadata; its value is JSON
+MAX_SETTING = 1_000_000  # of a number that defines an architecture; larger ones are not built
 
 
-def save_model(path: str | Path, model: ViT, facts: dict[str, Any]) -> None:
-    """Writes the weights with `facts`: classes, preprocessing, metrics, whatever JSON holds."""
+def save_model(path: str | Path, model: ViT, metadata: dict[str, Any]) -> None:
+    """Writes the weights with `metadata`: classes, preprocessing, metrics, anything JSON holds."""
     versions = {"vitrail": __version__, "torch": torch.__version__}
-    head = {"format": FORMAT, "vit": asdict(model.config), "versions": versions, **facts}
-    tensors = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()
+    complete = {
+        "format": FORMAT_VERSION,
+        "vit": asdict(model.config),
+        "versions": versions,
+        **metadata,
     }
-    files.write(path, save(tensors, {KEY: json.dumps(head)}))
+    tensors = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
+    files.write_file(path, save(tensors, {METADATA_KEY: json.dumps(complete)}))
 
 
 def load_model(path: str | Path) -> tuple[ViT, dict[str, Any]]:
-    """The model in evaluation mode, and its facts."""
-    facts, tensors = read_tensors(Path(path))
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        found = facts.get("format") if isinstance(facts, dict) else facts
-        raise UserError(
-            f"{path} has format {found!r:.80}, this version reads {FORMAT}; "
-            f"use the version of vitrail that wrote it"
-        )
-    config = own_config(facts, sum(tensor.numel() for tensor in tensors.values()), str(path))
+    """The model in evaluation mode, and its metadata."""
+    metadata, tensors = read_model_file(Path(path))
+    metadata = check_version(metadata, str(path))
+    config = read_architecture(metadata, sum(x.numel() for x in tensors.values()), str(path))
     with torch.device("meta"):
         model = ViT(config)
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    if wanted != found:
-        odd = min(
-            name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)
-        )
+    expected = {name: x.shape for name, x in model.state_dict().items()}
+    found = {name: x.shape for name, x in tensors.items()}
+    if expected != found:
+        names = expected.keys() | found.keys()
+        wrong = min(name for name in names if expected.get(name) != found.get(name))
         raise UserError(
-            f"{path} does not hold the model it speaks of: {odd} is not as it should be"
+            f"{path} does not hold the model that its metadata describe: {wrong} has the shape "
+            f"{found.get(wrong)}, expected {expected.get(wrong)}; download or train it again"
         )
     model.load_state_dict(tensors, assign=True)
-    return model.eval(), facts
+    return model.eval(), metadata
 
 
-def own_config(facts: Mapping[str, Any], numbers: int, source: str) -> ViTConfig:
-    """The architecture, believed if it has as many parameters as the file holds numbers."""
-    try:
-        said = dict(facts["vit"])
-        if any(isinstance(one, int | float) and abs(one) > LARGEST for one in said.values()):
-            raise UserError(f"{source} speaks of a model that is too large to be one: {said}")
-        config = ViTConfig(**said)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{source} does not say what model it holds: {error}") from error
-    if parameters(config) != numbers:
-        raise UserError(
-            f"{source} does not hold the model it speaks of, which has {parameters(config):,} "
-            f"parameters: it has {numbers:,} numbers"
-        )
-    return config
-
-
-def read_tensors(path: Path) -> tuple[Any, dict[str, Tensor]]:
+def read_model_file(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    """The metadata, unchecked, and the tensors."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            if KEY not in metadata:
-                raise UserError(f"{path} is not a model of vitrail: it does not say what it holds")
+            if METADATA_KEY not in metadata:
+                raise UserError(f"{path} is not a model file of Vitrail: it has no metadata")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts = json.loads(metadata[KEY])
+            return json.loads(metadata[METADATA_KEY]), tensors
     except UserError:
         raise
     except FileNotFoundError as error:
-        raise UserError(f"there is no model {path}; give a run folder or a model file") from error
+        raise UserError(f"{path} does not exist; give a run folder or a model file") from error
     except (SafetensorError, ValueError, RecursionError, OSError) as error:
-        raise UserError(f"{path} is no readable model: {error}") from error
-    return facts, tensors
+        raise UserError(f"cannot read the model {path}: {error}") from error
+
+
+def check_version(metadata: Any, source: str) -> dict[str, Any]:
+    """The metadata, if this version of Vitrail can read them."""
+    if isinstance(metadata, dict) and metadata.get("format") == FORMAT_VERSION:
+        return metadata
+    found = metadata.get("format") if isinstance(metadata, dict) else metadata
+    raise UserError(
+        f"{source} has format {found!r:.80}, this version reads {FORMAT_VERSION}; "
+        f"use the version of Vitrail that wrote it"
+    )
+
+
+def read_architecture(metadata: Mapping[str, Any], numbers: int, source: str) -> ViTConfig:
+    """The architecture, if it has as many parameters as the file holds numbers."""
+    try:
+        settings = dict(metadata["vit"])
+        if any(isinstance(x, int | float) and abs(x) > MAX_SETTING for x in settings.values()):
+            raise UserError(f"{source} describes a model that is too large: {settings}")
+        config = ViTConfig(**settings)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{source} does not describe its model: {error}") from error
+    if count_parameters(config) != numbers:
+        raise UserError(
+            f"{source} does not hold the model that its metadata describe: it has {numbers:,} "
+            f"numbers, the model has {count_parameters(config):,} parameters"
+        )
+    return config

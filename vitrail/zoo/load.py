@@ -1,215 +1,246 @@
-"""Any weights become a model: found, checked, renamed, fitted, and all of it reported."""
+"""Loads weights of any known layout into a model, and reports all that was changed or assumed."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from vitrail import files
-from vitrail.data.config import MEANS, Preprocess
+from vitrail.data.config import NORMALISATIONS, Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.zoo.architecture import FREE, Found, recognise
-from vitrail.zoo.assemble import Notes, assemble
-from vitrail.zoo.beside import Beside
-from vitrail.zoo.beside import preprocess as fitted
-from vitrail.zoo.file import FORMAT, KEY, own_config
-from vitrail.zoo.files.place import Place, locate, open_place
-from vitrail.zoo.files.stored import Contents
-from vitrail.zoo.layouts.layout import Parts, sort
-from vitrail.zoo.weights import find
+from vitrail.zoo.architecture import HIDDEN_SETTINGS, Architecture, infer_architecture
+from vitrail.zoo.file import METADATA_KEY, check_version, read_architecture
+from vitrail.zoo.files.lazy import FileContents
+from vitrail.zoo.files.open import open_weights
+from vitrail.zoo.layouts.layout import CheckpointConfig, MappedStateDict
+from vitrail.zoo.layouts.mapping import map_tensors
+from vitrail.zoo.locate import CheckpointFiles, locate_checkpoint
+from vitrail.zoo.state_dict import build_model
+from vitrail.zoo.weights import Normalisation, find_published
 
-Means = Literal["half", "imagenet", "clip"]
-
-ADAPTED = ("image", "patch", "channels", "classes", "depth", "head")
-TRAINED = ("drop_path", "dropout")  # they change training, and no tensor
-CROPS = {"half": 0.9, "imagenet": 0.875, "clip": 1.0}  # usual below 384 pixels; 1 from there on
+ADAPTABLE = ("image", "patch", "channels", "classes", "depth", "head")
+TRAINING_ONLY = ("drop_path", "dropout")  # no tensor depends on them
+DEFAULT_CROPS = {"half": 0.9, "imagenet": 0.875, "clip": 1.0}  # of published weights ...
+FULL_CROP_SIZE = 384  # ... below this image size; from here on they use the whole image
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """What became of a file's tensors; nothing that happened to them is left unsaid."""
+class LoadReport:
+    """What happened to the tensors of a file."""
 
-    source: str  # path or hub name, as it was given
+    source: str  # path or hub name as given
     format: str  # vitrail, timm, huggingface, torchvision, google
-    loaded: int  # tensors of the file that found their place
-    resized: list[str]  # positions, patch kernel: from what to what
-    adapted: list[str]  # classes, channels, depth, precision: from what to what
-    left_out: list[str]  # tensors without a place here, and why
-    told: list[str]  # what the file could not say, and who said it: a table or a flag
+    loaded: int  # tensors of the file that became parameters
+    resized: list[str]  # position embedding and patch kernel: old and new size
+    adapted: list[str]  # classes, channels, depth, dtype: old and new value
+    left_out: list[str]  # tensors that were not used, and why
+    assumed: list[str]  # settings that the file does not state, and where they come from
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedModel:
+    """A model with all that is known about using it."""
+
     model: ViT  # in evaluation mode
-    classes: tuple[str, ...] | None  # none: nobody says
-    view: Preprocess | None  # none: neither config, table nor flag says
-    facts: dict[str, Any]  # Vitrail's own metadata; of a foreign file none
-    report: Report
+    classes: tuple[str, ...] | None  # None: unknown
+    preprocess: Preprocess | None  # None: unknown
+    metadata: dict[str, Any]  # of a Vitrail model file; empty for foreign files
+    report: LoadReport
 
 
-def load(
-    path: str | Path, *, vit: Mapping[str, Any] | None = None, preprocess: Means | None = None
-) -> Loaded:
-    """A run folder, a weight file or folder of any known layout, or "hf:owner/name".
+def load_weights(
+    path: str | Path,
+    *,
+    vit: Mapping[str, Any] | None = None,
+    preprocess: Normalisation | None = None,
+) -> LoadedModel:
+    """Loads a run folder, a weight file or folder of any known layout, or "hf:owner/name".
 
-    `vit` are settings that shall be (image, patch, channels, classes, depth, head), or that no
-    tensor shows (heads, mlp, eps, positions). `preprocess` names the mean and deviation that the
-    weights expect, if nobody else can tell.
+    `vit` holds settings of `ViTConfig` by name: those to which the weights are adapted (image,
+    patch, channels, classes, depth, head), and those that no tensor shows, if the file does not
+    state them (heads, mlp, eps, positions). `preprocess` names the mean and standard deviation
+    that the weights expect, if neither config files nor the table of published weights do.
     """
-    flags, source = dict(vit or {}), str(path)
-    place = whereabouts(path)
-    contents = open_place(place)
-    if KEY in contents.metadata:
-        facts = read_facts(contents, source)
-        parts = Parts(
-            format="vitrail", pieces={name: {0: one} for name, one in contents.tensors.items()}
-        )
-        config = own_config(facts, numbers(contents), source)
-        found = Found(vit=config, slots=config.readers)
-        beside = own_words(facts)
+    requested, source = dict(vit or {}), str(path)
+    checkpoint = locate_checkpoint(path)
+    contents = open_weights(checkpoint.weights)
+    metadata: dict[str, Any] = {}
+    if METADATA_KEY in contents.metadata:
+        metadata = parse_metadata(contents, source)
+        mapped, architecture, config = read_own_file(contents, metadata, source)
     else:
-        facts, beside = {}, place.beside
-        parts = sort(contents, source, head=flags.get("head") != "none" and "classes" not in flags)
-        row = find(*beside.names, *place.names)
-        found = recognise(parts, beside, row, flags, source)
-    wanted = change(found.vit, flags, source)
-    model, notes = assemble(parts, found, wanted, source)
-    if facts and (notes.resized or notes.adapted):  # measured on another model
-        facts |= {"temperature": None, "metrics": {}}
-    told = [*parts.told, *found.told, *beside.told]
-    view = look(found, beside, wanted, preprocess, told)
-    classes = names(found, beside, wanted, told, source)
-    report = summary(source, parts, notes, told)
-    return Loaded(model=model, classes=classes, view=view, facts=facts, report=report)
-
-
-def whereabouts(path: str | Path) -> Place:
-    text = str(path)
-    if text.startswith("hf:"):
-        from vitrail.zoo.hub import fetch
-
-        name = text.removeprefix("hf:").partition("@")[0]
-        return locate(fetch(text.removeprefix("hf:")), name)
-    row = find(text)
-    if row is not None and row.name == text and row.hub and not Path(path).exists():
-        return whereabouts(f"hf:{row.hub}")
-    return locate(files.expanded(path))
-
-
-def read_facts(contents: Contents, source: str) -> dict[str, Any]:
-    try:
-        facts = json.loads(contents.metadata[KEY])
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source} does not explain itself: {error}; fetch it again") from error
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        found = facts.get("format") if isinstance(facts, dict) else facts
-        raise UserError(
-            f"{source} has format {found!r}, this version reads {FORMAT}; "
-            f"use the version of vitrail that wrote it"
-        )
-    return facts
-
-
-def numbers(contents: Contents) -> int:
-    return sum(torch.Size(one.shape).numel() for one in contents.tensors.values())
-
-
-def own_words(facts: Mapping[str, Any]) -> Beside:
-    """What a file of ours says of itself, in the words in which others say it."""
-    view = facts.get("preprocess")
-    classes = facts.get("classes")
-    return Beside(
-        classes=tuple(classes) if classes else None,
-        view=Preprocess.from_plain(view).plain() if view else None,
+        mapped, architecture = read_foreign_file(contents, checkpoint, requested, source)
+        config = checkpoint.config
+    wanted = apply_settings(architecture.vit, requested, source)
+    model, changes = build_model(mapped, architecture, wanted, source)
+    if metadata and (changes.resized or changes.adapted):  # they were measured on another model
+        metadata |= {"temperature": None, "metrics": {}}
+    assumed = [*mapped.assumed, *architecture.assumed, *config.assumed]
+    return LoadedModel(
+        model=model,
+        preprocess=find_preprocess(architecture, config, wanted, preprocess, assumed),
+        classes=find_class_names(architecture, config, wanted, assumed, source),
+        metadata=metadata,
+        report=LoadReport(
+            source=source,
+            format=mapped.format,
+            loaded=changes.loaded,
+            resized=changes.resized,
+            adapted=changes.adapted,
+            left_out=[*mapped.left_out, *changes.left_out],
+            assumed=assumed,
+        ),
     )
 
 
-def change(old: ViTConfig, flags: Mapping[str, Any], source: str) -> ViTConfig:
-    """The settings that were asked for, if weights can be fitted to them."""
-    known = [field.name for field in fields(ViTConfig)]
+def parse_metadata(contents: FileContents, source: str) -> dict[str, Any]:
+    try:
+        metadata = json.loads(contents.metadata[METADATA_KEY])
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source} has invalid metadata: {error}; download it again") from error
+    return check_version(metadata, source)
+
+
+def read_own_file(
+    contents: FileContents, metadata: Mapping[str, Any], source: str
+) -> tuple[MappedStateDict, Architecture, CheckpointConfig]:
+    """A Vitrail model file, whose metadata state everything."""
+    numbers = sum(torch.Size(tensor.shape).numel() for tensor in contents.tensors.values())
+    vit = read_architecture(metadata, numbers, source)
+    classes, preprocess = metadata.get("classes"), metadata.get("preprocess")
+    return (
+        MappedStateDict(
+            format="vitrail",
+            chunks={name: {0: tensor} for name, tensor in contents.tensors.items()},
+        ),
+        Architecture(vit=vit, embedded_tokens=vit.class_tokens),
+        CheckpointConfig(
+            classes=tuple(classes) if classes else None,
+            preprocess=Preprocess.from_dict(preprocess).to_dict() if preprocess else None,
+        ),
+    )
+
+
+def read_foreign_file(
+    contents: FileContents, checkpoint: CheckpointFiles, requested: Mapping[str, Any], source: str
+) -> tuple[MappedStateDict, Architecture]:
+    needs_head = requested.get("head") != "none" and "classes" not in requested
+    mapped = map_tensors(contents, source, needs_head)
+    published = find_published(*checkpoint.config.names, *checkpoint.names)
+    return mapped, infer_architecture(mapped, checkpoint.config, published, requested, source)
+
+
+def apply_settings(old: ViTConfig, requested: Mapping[str, Any], source: str) -> ViTConfig:
+    """The requested architecture, if the weights can be adapted to it."""
+    names = [field.name for field in fields(ViTConfig)]
     changes = {}
-    for name, value in flags.items():
-        if name not in known:
-            near = ", ".join(get_close_matches(name, known, n=3, cutoff=0.4)) or "image, classes"
+    for name, value in requested.items():
+        if name not in names:
+            near = ", ".join(get_close_matches(name, names, n=3, cutoff=0.4)) or "image, classes"
             raise UserError(f"a model has no setting {name!r}; the nearest are {near}")
-        if name in ADAPTED or name in TRAINED:
+        if name in ADAPTABLE or name in TRAINING_ONLY:
             changes[name] = value
         elif getattr(old, name) != value:
-            how = "say it only where the file cannot" if name in FREE else "weights cannot follow"
+            reason = (
+                "set it only where the file does not state it"
+                if name in HIDDEN_SETTINGS
+                else "weights cannot be adapted to it"
+            )
             raise UserError(
-                f"{source} has {name} {getattr(old, name)}, not {value}; {how}, leave it out"
+                f"{source} has {name} {getattr(old, name)}, not {value}; {reason}: "
+                f"remove `vit.{name}`"
             )
     if changes.get("depth", old.depth) > old.depth:
         raise UserError(
-            f"{source} has {old.depth} blocks, too few for depth {changes['depth']}; ask for less"
+            f"{source} has {old.depth} blocks, too few for depth {changes['depth']}; "
+            f"lower `vit.depth`"
         )
     if old.stem != "patch" and changes.get("patch", old.patch) != old.patch:
-        raise UserError(f"{source} has a ResNet before its patches of {old.patch}; leave patch out")
+        raise UserError(f"{source} has a ResNet stem with patch {old.patch}; remove `vit.patch`")
     if "classes" in changes and "head" not in changes:
         same = old.head != "none" and changes["classes"] == old.classes
         changes["head"] = old.head if same else "linear"
     if changes.get("head", old.head) not in (old.head, "none", "linear"):
-        raise UserError(f'{source} has no hidden layer for head "mlp"; ask for head "linear"')
+        raise UserError(f"{source} has no hidden layer before its head; use `vit.head='linear'`")
     return replace(old, **changes)
 
 
-def look(
-    found: Found, beside: Beside, wanted: ViTConfig, means: Means | None, told: list[str]
+def find_preprocess(
+    architecture: Architecture,
+    config: CheckpointConfig,
+    wanted: ViTConfig,
+    requested: Normalisation | None,
+    assumed: list[str],
 ) -> Preprocess | None:
-    """How images become the tensors these weights expect."""
-    view = beside.view
-    if means is not None:
-        mean, std = MEANS[means]
-        crop = CROPS[means] if min(wanted.size) < 384 else 1.0
-        view = {"crop": crop, "interpolation": "bicubic", **(view or {}), "mean": mean, "std": std}
-        told.append(f"preprocessing {means}, crop {view['crop']:.3g}: said by a flag")
-    elif view is None and found.row is not None:
-        view = found.row.view
-        told.append(
-            f"preprocessing {found.row.means}, crop {found.row.crop:.3g}, "
-            f"{found.row.interpolation}: from the table of weights, {found.row.name}"
+    """The preprocessing that the weights expect: as requested, configured or published."""
+    settings, published = config.preprocess, architecture.published
+    if requested is not None:
+        if requested not in NORMALISATIONS:
+            choices = ", ".join(NORMALISATIONS)
+            raise UserError(f"preprocess {requested!r} is unknown; choose one of {choices}")
+        mean, std = NORMALISATIONS[requested]
+        crop = DEFAULT_CROPS[requested] if min(wanted.size) < FULL_CROP_SIZE else 1.0
+        defaults = {"crop": crop, "interpolation": "bicubic"}
+        settings = {**defaults, **(settings or {}), "mean": mean, "std": std}
+        assumed.append(f"preprocessing {requested}, crop {settings['crop']:.3g}: as requested")
+    elif settings is None and published is not None:
+        settings = published.preprocess
+        assumed.append(
+            f"preprocessing {published.normalisation}, crop {published.crop:.3g}, "
+            f"{published.interpolation}: from the table of weights, {published.name}"
         )
-    if view is None:
-        told.append("preprocessing: nobody says")
+    if settings is None:
+        assumed.append("preprocessing: unknown")
         return None
-    if wanted.size == found.vit.size and "size" in view:  # a file of ours
-        height, width = Preprocess(size=view["size"]).height, Preprocess(size=view["size"]).width
-        return fitted(view, (height, width), wanted.channels)
-    return fitted(view, wanted.size, wanted.channels)
+    size = wanted.size
+    if wanted.size == architecture.vit.size and "size" in settings:  # of a Vitrail model file
+        stored = Preprocess(size=settings["size"])
+        size = stored.height, stored.width
+    return build_preprocess(settings, size, wanted.channels)
 
 
-def names(
-    found: Found, beside: Beside, wanted: ViTConfig, told: list[str], source: str
+def build_preprocess(
+    settings: Mapping[str, Any], size: tuple[int, int], channels: int
+) -> Preprocess:
+    """The settings for this image size, with mean and std repeated over the channels."""
+    mean, std = (repeat_channels(tuple(settings[name]), channels) for name in ("mean", "std"))
+    square = size[0] if size[0] == size[1] else size
+    return Preprocess(
+        **{**settings, "size": square, "mean": mean, "std": std, "channels": channels}
+    )
+
+
+def repeat_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    if len(values) in (1, channels):
+        return values
+    if channels == 1:
+        return (values[0] if len(set(values)) == 1 else sum(values) / len(values),)
+    return (values * channels)[:channels]
+
+
+def find_class_names(
+    architecture: Architecture,
+    config: CheckpointConfig,
+    wanted: ViTConfig,
+    assumed: list[str],
+    source: str,
 ) -> tuple[str, ...] | None:
-    """What the outputs mean, unless the head is new."""
-    old = found.vit
+    """The names of the outputs; None if they are unknown or the head is new."""
+    old, published = architecture.vit, architecture.published
     if wanted.head == "none" or (wanted.head, wanted.classes) != (old.head, old.classes):
         return None
-    if beside.classes is not None:
-        if len(beside.classes) != old.classes:
+    if config.classes is not None:
+        if len(config.classes) != old.classes:
             raise UserError(
-                f"{source} has {old.classes} classes, but {len(beside.classes)} names for them"
+                f"{source} has {old.classes} classes, but {len(config.classes)} names for them"
             )
-        return beside.classes
-    if found.row is not None and found.row.classes and len(found.row.classes) == old.classes:
-        told.append(f"names of classes: ImageNet's, from the table of weights, {found.row.name}")
-        return found.row.classes
+        return config.classes
+    if published is not None and published.classes and len(published.classes) == old.classes:
+        assumed.append(f"class names: ImageNet's, from the table of weights, {published.name}")
+        return published.classes
     return None
-
-
-def summary(source: str, parts: Parts, notes: Notes, told: list[str]) -> Report:
-    return Report(
-        source=source,
-        format=parts.format,
-        loaded=notes.loaded,
-        resized=notes.resized,
-        adapted=notes.adapted,
-        left_out=[*parts.left_out, *notes.left_out],
-        told=told,
-    )

@@ -1,12 +1,20 @@
-"""The table of architectures: what papers call a model, and the numbers behind the name."""
+"""The table of named architectures, as papers call them."""
 
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 from vitrail.errors import UserError
-from vitrail.model.config import ViTConfig
+from vitrail.model.config import (
+    HeadKind,
+    MlpKind,
+    PoolKind,
+    PositionKind,
+    StemKind,
+    ViTConfig,
+)
 
+# Two names may differ in case only: "g" (giant) and "G" (gigantic) are two models of one paper.
 SIZES: dict[str, dict[str, Any]] = {
     "Ti": {"width": 192, "depth": 12, "heads": 3},  # Touvron et al., 2021 (DeiT)
     "S": {"width": 384, "depth": 12, "heads": 6},
@@ -15,17 +23,15 @@ SIZES: dict[str, dict[str, Any]] = {
     "H": {"width": 1280, "depth": 32, "heads": 16},
     "g": {"width": 1408, "depth": 40, "heads": 16, "mlp_ratio": 48 / 11},  # Zhai et al., 2022
     "G": {"width": 1664, "depth": 48, "heads": 16, "mlp_ratio": 64 / 13},
-    "Pico": {"width": 64, "depth": 4, "heads": 2},  # from here on for pictures of 8 to 64 pixels
+    # From here on for small images, of 8 to 128 pixels: see SMALL_IMAGES.
+    "Pico": {"width": 64, "depth": 4, "heads": 2},
     "Nano": {"width": 64, "depth": 6, "heads": 2},
     "Micro": {"width": 128, "depth": 6, "heads": 4},
     "Mini": {"width": 192, "depth": 9, "heads": 3},
-    "Lite": {
-        "width": 256,
-        "depth": 7,
-        "heads": 4,
-        "mlp_ratio": 2.0,
-    },  # Hassani et al., 2021 (ViT-Lite-7)
+    # Hassani et al., 2021 (ViT-Lite-7)
+    "Lite": {"width": 256, "depth": 7, "heads": 4, "mlp_ratio": 2.0},
 }
+SMALL_SIZES = ("Pico", "Nano", "Micro", "Mini", "Lite")
 
 PATCHES = {
     "Ti": (16,),
@@ -42,9 +48,9 @@ PATCHES = {
     "Lite": (4, 8),
 }
 
-IMAGES = {2: 8, 4: 32, 8: 64, 16: 128}  # pixels that a small model is made for, by its patch
+SMALL_IMAGES = {2: 8, 4: 32, 8: 64, 16: 128}  # image size of a small model by its patch, pixels
 
-# Published families that differ from the paper's plain model in more than size.
+# Settings in which published families differ from the plain ViT of the paper, other than size.
 DEIT: dict[str, Any] = {"drop_path": 0.1}
 DINO2: dict[str, Any] = {"image": 518, "patch": 14, "layer_scale": 1e-5, "head": "none"}
 DINO3: dict[str, Any] = {
@@ -65,7 +71,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     f"{size}/{patch}": {
         **SIZES[size],
         "patch": patch,
-        "image": IMAGES[patch] if len(size) > 2 else 224,
+        "image": SMALL_IMAGES[patch] if size in SMALL_SIZES else 224,
     }
     for size, patches in PATCHES.items()
     for patch in patches
@@ -80,7 +86,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "DeiT3-S/16": {**SIZES["S"], "layer_scale": 1e-6, "drop_path": 0.05},  # Touvron et al., 2022
     "DeiT3-B/16": {**SIZES["B"], "layer_scale": 1e-6, "drop_path": 0.2},
     "Simple-S/16": {**SIZES["S"], **SIMPLE},  # Beyer et al., 2022
-    "MAE-B/16": {**SIZES["B"], **MAE},  # He et al., 2022, fine-tuned: nobody reads its [CLS]
+    "MAE-B/16": {**SIZES["B"], **MAE},  # He et al., 2022, fine-tuned: no head reads its [CLS]
     "MAE-L/16": {**SIZES["L"], **MAE, "drop_path": 0.2},
     "CLIP-B/16": {**SIZES["B"], **CLIP},  # Radford et al., 2021, as LAION trains it
     "CLIP-L/14": {**SIZES["L"], **CLIP, "patch": 14},
@@ -97,22 +103,68 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def preset(name: str, **changes: Any) -> ViTConfig:
-    """The architecture papers call `name`, such as "S/16", with any of its settings changed."""
-    if name not in PRESETS:
+def preset(
+    name: str,
+    *,
+    image: int | tuple[int, int] | None = None,
+    patch: int | None = None,
+    channels: int | None = None,
+    classes: int | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    heads: int | None = None,
+    mlp_ratio: float | None = None,
+    mlp: MlpKind | None = None,
+    positions: PositionKind | None = None,
+    pool: PoolKind | None = None,
+    norm_after_pool: bool | None = None,
+    registers: int | None = None,
+    distilled: bool | None = None,
+    layer_scale: float | None = None,
+    drop_path: float | None = None,
+    dropout: float | None = None,
+    qk_norm: bool | None = None,
+    pre_norm: bool | None = None,
+    eps: float | None = None,
+    head: HeadKind | None = None,
+    stem: StemKind | None = None,
+) -> ViTConfig:
+    """The architecture that papers call `name`, with any setting of `ViTConfig` changed.
+
+    None keeps the value of the preset; `ViTConfig` explains every setting. Case matters where two
+    names differ in nothing else: "g/14" (giant, 1.0 billion parameters) and "G/14" (gigantic,
+    1.8 billion). Other names are also found in another case.
+
+    >>> vitrail.preset("S/16", image=160, classes=10).tokens
+    101
+    """
+    arguments = locals()
+    changes = {key: arguments[key] for key in _SETTINGS if arguments[key] is not None}
+    return ViTConfig(**{**PRESETS[find_preset(name)], **changes})
+
+
+_SETTINGS = [setting.name for setting in fields(ViTConfig)]
+
+
+def find_preset(name: str) -> str:
+    """The name in PRESETS: exactly `name`, or the only one that differs from it in case."""
+    if name in PRESETS:
+        return name
+    matches = [candidate for candidate in PRESETS if candidate.lower() == name.lower()]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise UserError(
-            f"no model is called {name!r}; the nearest are {_nearest(name, list(PRESETS))}"
+            f"{name!r} may be {' or '.join(matches)}, which are two models; write one of them"
         )
-    known = [field.name for field in fields(ViTConfig)]
-    for key in changes:
-        if key not in known:
-            raise UserError(
-                f"a model has no setting {key!r}; the nearest are {_nearest(key, known)}"
-            )
-    return ViTConfig(**{**PRESETS[name], **changes})
+    near = _find_nearest(name, list(PRESETS))
+    raise UserError(f"no model is called {name!r}; the nearest are {near}")
 
 
-def _nearest(word: str, known: list[str]) -> str:
-    by_letters = {candidate.lower(): candidate for candidate in known}
-    close = get_close_matches(word.lower(), by_letters, n=3, cutoff=0.4)
-    return ", ".join(by_letters[match] for match in close or list(by_letters)[:3])
+def _find_nearest(word: str, candidates: list[str]) -> str:
+    """The three nearest, all spellings of each that differ in case only."""
+    by_lowercase: dict[str, list[str]] = {}
+    for candidate in candidates:
+        by_lowercase.setdefault(candidate.lower(), []).append(candidate)
+    close = get_close_matches(word.lower(), by_lowercase, n=3, cutoff=0.4)
+    return ", ".join(name for key in close or list(by_lowercase)[:3] for name in by_lowercase[key])

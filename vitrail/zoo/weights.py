@@ -1,24 +1,26 @@
-"""The table of published weights: where they are, what they want, how good they are said to be."""
+"""The table of published weights: where to find them, their preprocessing and accuracy."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from typing import Any, Literal
 
-from vitrail.data.config import MEANS, Interpolation
+from vitrail.data.config import NORMALISATIONS, Interpolation
 from vitrail.model.config import ViTConfig
 from vitrail.zoo.presets import PRESETS, preset
 
 TIMM = "timm, results-imagenet.csv"  # in the repository pytorch-image-models
 TORCHVISION = "torchvision 0.28, weights of vision_transformer.py"
 
-# Heads of published models by width, depth and width inside the MLP; of several that share them,
-# the usual one.
-HEADS = {
+Normalisation = Literal["half", "imagenet", "clip"]  # a name in NORMALISATIONS
+
+# Attention heads of published models by width, depth and hidden width of the MLP. Where models
+# differ in heads only, the more common one.
+KNOWN_HEADS = {
     (PRESETS[name]["width"], PRESETS[name]["depth"], preset(name).hidden): PRESETS[name]["heads"]
     for name in ("Ti/16", "S/16", "B/16", "L/16", "H/14", "g/14", "G/14", "DINOv2-g/14")
 } | {
-    (256, 10, 1024): 4,  # timm's own sizes
+    (256, 10, 1024): 4,  # sizes of timm's own models
     (256, 14, 1280): 4,
     (320, 14, 1792): 5,
     (384, 36, 1536): 6,
@@ -34,16 +36,18 @@ HEADS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
-    name: str  # as papers have it: the architecture, then what it was trained on
-    hub: str  # owner/name on huggingface.co; empty if it is not there
-    files: tuple[str, ...]  # names under which others give them out, with * for any letters
+class PublishedWeights:
+    """Weights that somebody published."""
+
+    name: str  # the architecture as papers call it, then the training
+    hub: str  # owner/name on huggingface.co; empty if they are not there
+    files: tuple[str, ...]  # other names of files and hub repositories, with * for any characters
     preset: str
-    changes: dict[str, Any]  # settings in which it differs from the preset
-    means: Literal["half", "imagenet", "clip"]
+    changes: dict[str, Any]  # settings in which the model differs from the preset
+    normalisation: Normalisation
     crop: float
     interpolation: Interpolation
-    accuracy: float | None  # top-1 on the 50,000 validation images of ImageNet; none: no classifier
+    accuracy: float | None  # top-1 on the 50,000 ImageNet validation images; None: not a classifier
     source: str  # of the accuracy
     licence: str
 
@@ -52,9 +56,9 @@ class Published:
         return preset(self.preset, **self.changes)
 
     @property
-    def view(self) -> dict[str, Any]:
-        """Settings of `Preprocess`, but for the size."""
-        mean, std = MEANS[self.means]
+    def preprocess(self) -> dict[str, Any]:
+        """Settings of `Preprocess` without the size."""
+        mean, std = NORMALISATIONS[self.normalisation]
         return {
             "crop": self.crop,
             "interpolation": self.interpolation,
@@ -64,45 +68,45 @@ class Published:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names, for weights whose thousand classes are those of ImageNet."""
+        """Class names of weights with the thousand classes of ImageNet; None for others."""
         config = self.vit
-        return imagenet() if config.head != "none" and config.classes == 1000 else None
+        return imagenet_classes() if config.head != "none" and config.classes == 1000 else None
 
 
-def imagenet() -> tuple[str, ...]:
-    """The classes of ILSVRC 2012 in their order, each by the first name WordNet has for it."""
+def imagenet_classes() -> tuple[str, ...]:
+    """The classes of ILSVRC 2012 in their order, each by its first WordNet lemma."""
     return tuple(files("vitrail.zoo").joinpath("imagenet.txt").read_text().splitlines())
 
 
-def find(*names: str) -> Published | None:
-    """The weights that go by one of these names: of the table, the hub, a folder or a file."""
+def find_published(*names: str) -> PublishedWeights | None:
+    """The weights with one of these names: in the table, on the hub, of a folder or a file."""
     for name in names:
         for row in PUBLISHED:
-            known = (row.name, row.hub, row.hub.partition("/")[2], *row.files)
-            if name and any(pattern and fnmatchcase(name, pattern) for pattern in known):
+            patterns = (row.name, row.hub, row.hub.partition("/")[2], *row.files)
+            if name and any(pattern and fnmatchcase(name, pattern) for pattern in patterns):
                 return row
     return None
 
 
-def timm(
+def _timm(
     name: str,
     hub: str,
     model: str,
     accuracy: float | None = None,
     *files: str,
-    means: Literal["half", "imagenet", "clip"] = "half",
+    normalisation: Normalisation = "half",
     crop: float = 0.9,
     licence: str = "apache-2.0",
     **changes: Any,
-) -> Published:
-    """A row of weights that timm gives out too, with timm's preprocessing and accuracy."""
-    return Published(
+) -> PublishedWeights:
+    """Weights that timm publishes too, with timm's preprocessing and accuracy."""
+    return PublishedWeights(
         name=name,
         hub=f"timm/{hub}",
         files=files,
         preset=model,
         changes=changes,
-        means=means,
+        normalisation=normalisation,
         crop=crop,
         interpolation="bicubic",
         accuracy=accuracy,
@@ -111,7 +115,7 @@ def timm(
     )
 
 
-def torchvision(
+def _torchvision(
     name: str,
     file: str,
     model: str,
@@ -120,14 +124,15 @@ def torchvision(
     interpolation: Interpolation = "bilinear",
     licence: str = "bsd-3-clause",
     **changes: Any,
-) -> Published:
-    return Published(
+) -> PublishedWeights:
+    """Weights that torchvision publishes, with its preprocessing and accuracy."""
+    return PublishedWeights(
         name=name,
         hub="",
         files=(f"{file}.pth",),
         preset=model,
         changes=changes,
-        means="imagenet",
+        normalisation="imagenet",
         crop=crop,
         interpolation=interpolation,
         accuracy=accuracy,
@@ -137,128 +142,131 @@ def torchvision(
 
 
 NO_HEAD: dict[str, Any] = {"head": "none"}
-META: dict[str, Any] = {"means": "imagenet"}  # DeiT, DINO, MAE
+META: dict[str, Any] = {"normalisation": "imagenet"}  # DeiT, DINO, MAE
 DINO: dict[str, Any] = {**META, **NO_HEAD}
 MAE: dict[str, Any] = {**META, **NO_HEAD, "licence": "cc-by-nc-4.0"}
 DINO2: dict[str, Any] = {**META, "crop": 1.0}
 DINO3: dict[str, Any] = {**DINO2, "image": 256, "pool": "avg", "licence": "dinov3-license"}
-DINO3["registers"] = 5  # in timm's files the average is taken, and nobody reads [CLS]
+DINO3["registers"] = 5  # four and [CLS]: timm pools these models by averaging, no head reads [CLS]
 SWAG: dict[str, Any] = {"crop": 1.0, "interpolation": "bicubic", "licence": "cc-by-nc-4.0"}
 
 PUBLISHED = [
     # Steiner et al., 2022, "How to train your ViT?": ImageNet-21k, then ImageNet
-    timm("Ti/16 augreg-in21k-in1k", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", "Ti/16", 0.75454,
-         "Ti_16-i21k-*-res_224.npz"),
-    timm("Ti/16 augreg-in21k-in1k-384", "vit_tiny_patch16_384.augreg_in21k_ft_in1k", "Ti/16",
-         0.78424, "Ti_16-i21k-*-res_384.npz", crop=1.0, image=384),
-    timm("S/32 augreg-in21k-in1k", "vit_small_patch32_224.augreg_in21k_ft_in1k", "S/32", 0.75994,
-         "S_32-i21k-*-res_224.npz"),
-    timm("S/16 augreg-in21k-in1k", "vit_small_patch16_224.augreg_in21k_ft_in1k", "S/16", 0.81384,
-         "S_16-i21k-*-res_224.npz"),
-    timm("S/16 augreg-in21k-in1k-384", "vit_small_patch16_384.augreg_in21k_ft_in1k", "S/16",
-         0.83802, "S_16-i21k-*-res_384.npz", crop=1.0, image=384),
-    timm("B/32 augreg-in21k-in1k", "vit_base_patch32_224.augreg_in21k_ft_in1k", "B/32", 0.80716,
-         "B_32-i21k-*-res_224.npz"),
-    timm("B/16 augreg-in21k-in1k", "vit_base_patch16_224.augreg_in21k_ft_in1k", "B/16", 0.84532,
-         "B_16-i21k-*-res_224.npz"),
-    timm("B/16 augreg-in21k-in1k-384", "vit_base_patch16_384.augreg_in21k_ft_in1k", "B/16",
-         0.85996, "B_16-i21k-*-res_384.npz", crop=1.0, image=384),
-    timm("B/16 augreg2-in21k-in1k", "vit_base_patch16_224.augreg2_in21k_ft_in1k", "B/16", 0.85096),
-    timm("B/8 augreg2-in21k-in1k", "vit_base_patch8_224.augreg2_in21k_ft_in1k", "B/8", 0.86218),
-    timm("L/16 augreg-in21k-in1k", "vit_large_patch16_224.augreg_in21k_ft_in1k", "L/16", 0.85834,
-         "L_16-i21k-*-res_224.npz"),
-    timm("L/16 augreg-in21k-in1k-384", "vit_large_patch16_384.augreg_in21k_ft_in1k", "L/16",
-         0.87084, "L_16-i21k-*-res_384.npz", crop=1.0, image=384),
-    timm("B/16 augreg-in21k", "vit_base_patch16_224.augreg_in21k", "B/16", None,
-         "B_16-i21k-300ep-*_0.?.npz", classes=21843),
-    timm("R26+S/32 augreg-in21k-in1k", "vit_small_r26_s32_224.augreg_in21k_ft_in1k", "R26+S/32",
-         0.81864, "R26_S_32-i21k-*-res_224.npz"),
-    timm("R50+L/32 augreg-in21k-in1k", "vit_large_r50_s32_224.augreg_in21k_ft_in1k", "R50+L/32",
-         0.84422, "R50_L_32-i21k-*-res_224.npz"),
+    _timm("Ti/16 augreg-in21k-in1k", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", "Ti/16", 0.75454,
+          "Ti_16-i21k-*-res_224.npz"),
+    _timm("Ti/16 augreg-in21k-in1k-384", "vit_tiny_patch16_384.augreg_in21k_ft_in1k", "Ti/16",
+          0.78424, "Ti_16-i21k-*-res_384.npz", crop=1.0, image=384),
+    _timm("S/32 augreg-in21k-in1k", "vit_small_patch32_224.augreg_in21k_ft_in1k", "S/32", 0.75994,
+          "S_32-i21k-*-res_224.npz"),
+    _timm("S/16 augreg-in21k-in1k", "vit_small_patch16_224.augreg_in21k_ft_in1k", "S/16", 0.81384,
+          "S_16-i21k-*-res_224.npz"),
+    _timm("S/16 augreg-in21k-in1k-384", "vit_small_patch16_384.augreg_in21k_ft_in1k", "S/16",
+          0.83802, "S_16-i21k-*-res_384.npz", crop=1.0, image=384),
+    _timm("B/32 augreg-in21k-in1k", "vit_base_patch32_224.augreg_in21k_ft_in1k", "B/32", 0.80716,
+          "B_32-i21k-*-res_224.npz"),
+    _timm("B/16 augreg-in21k-in1k", "vit_base_patch16_224.augreg_in21k_ft_in1k", "B/16", 0.84532,
+          "B_16-i21k-*-res_224.npz"),
+    _timm("B/16 augreg-in21k-in1k-384", "vit_base_patch16_384.augreg_in21k_ft_in1k", "B/16",
+          0.85996, "B_16-i21k-*-res_384.npz", crop=1.0, image=384),
+    _timm("B/16 augreg2-in21k-in1k", "vit_base_patch16_224.augreg2_in21k_ft_in1k", "B/16", 0.85096),
+    _timm("B/8 augreg2-in21k-in1k", "vit_base_patch8_224.augreg2_in21k_ft_in1k", "B/8", 0.86218),
+    _timm("L/16 augreg-in21k-in1k", "vit_large_patch16_224.augreg_in21k_ft_in1k", "L/16", 0.85834,
+          "L_16-i21k-*-res_224.npz"),
+    _timm("L/16 augreg-in21k-in1k-384", "vit_large_patch16_384.augreg_in21k_ft_in1k", "L/16",
+          0.87084, "L_16-i21k-*-res_384.npz", crop=1.0, image=384),
+    _timm("B/16 augreg-in21k", "vit_base_patch16_224.augreg_in21k", "B/16", None,
+          "B_16-i21k-300ep-*_0.?.npz", classes=21843),
+    _timm("R26+S/32 augreg-in21k-in1k", "vit_small_r26_s32_224.augreg_in21k_ft_in1k", "R26+S/32",
+          0.81864, "R26_S_32-i21k-*-res_224.npz"),
+    _timm("R50+L/32 augreg-in21k-in1k", "vit_large_r50_s32_224.augreg_in21k_ft_in1k", "R50+L/32",
+          0.84422, "R50_L_32-i21k-*-res_224.npz"),
     # Dosovitskiy et al., 2021, "An image is worth 16x16 words"
-    timm("B/16 paper-in21k-in1k", "vit_base_patch16_224.orig_in21k_ft_in1k", "B/16", 0.81786,
-         "jx_vit_base_p16_224-80ecf9dd.pth", "google/vit-base-patch16-224"),
-    timm("B/16 paper-in21k-in1k-384", "vit_base_patch16_384.orig_in21k_ft_in1k", "B/16", 0.84200,
-         "jx_vit_base_p16_384-83fb41ba.pth", "google/vit-base-patch16-384", crop=1.0, image=384),
-    timm("R50+B/16 paper-in21k-in1k-384", "vit_base_r50_s16_384.orig_in21k_ft_in1k", "R50+B/16",
-         0.84976, "jx_vit_base_resnet50_384-9fd3c705.pth", crop=1.0, image=384),
-    timm("B/16 paper-in21k", "vit_base_patch16_224.orig_in21k", "B/16", None,
-         "google/vit-base-patch16-224-in21k", **NO_HEAD),
-    timm("H/14 paper-in21k", "vit_huge_patch14_224.orig_in21k", "H/14", None,
-         "google/vit-huge-patch14-224-in21k", **NO_HEAD),
+    _timm("B/16 paper-in21k-in1k", "vit_base_patch16_224.orig_in21k_ft_in1k", "B/16", 0.81786,
+          "jx_vit_base_p16_224-80ecf9dd.pth", "google/vit-base-patch16-224"),
+    _timm("B/16 paper-in21k-in1k-384", "vit_base_patch16_384.orig_in21k_ft_in1k", "B/16", 0.84200,
+          "jx_vit_base_p16_384-83fb41ba.pth", "google/vit-base-patch16-384", crop=1.0, image=384),
+    _timm("R50+B/16 paper-in21k-in1k-384", "vit_base_r50_s16_384.orig_in21k_ft_in1k", "R50+B/16",
+          0.84976, "jx_vit_base_resnet50_384-9fd3c705.pth", crop=1.0, image=384),
+    _timm("B/16 paper-in21k", "vit_base_patch16_224.orig_in21k", "B/16", None,
+          "google/vit-base-patch16-224-in21k", **NO_HEAD),
+    _timm("H/14 paper-in21k", "vit_huge_patch14_224.orig_in21k", "H/14", None,
+          "google/vit-huge-patch14-224-in21k", **NO_HEAD),
     # Chen et al., 2022, "When vision transformers outperform ResNets"
-    timm("B/16 sam-in1k", "vit_base_patch16_224.sam_in1k", "B/16", 0.80244),
+    _timm("B/16 sam-in1k", "vit_base_patch16_224.sam_in1k", "B/16", 0.80244),
     # Beyer et al., 2023, "FlexiViT"
-    timm("B/16 flexivit-in1k", "flexivit_base.1200ep_in1k", "B/16", 0.84678,
-         "flexivit_b_i1k.npz", crop=0.95, image=240),
+    _timm("B/16 flexivit-in1k", "flexivit_base.1200ep_in1k", "B/16", 0.84678,
+          "flexivit_b_i1k.npz", crop=0.95, image=240),
     # Touvron et al., 2021, "DeiT"
-    timm("DeiT-Ti/16", "deit_tiny_patch16_224.fb_in1k", "Ti/16", 0.72172,
-         "deit_tiny_patch16_224-a1311bcf.pth", **META),
-    timm("DeiT-S/16", "deit_small_patch16_224.fb_in1k", "S/16", 0.79844,
-         "deit_small_patch16_224-cd65a155.pth", **META),
-    timm("DeiT-B/16", "deit_base_patch16_224.fb_in1k", "B/16", 0.81992,
-         "deit_base_patch16_224-b5f2ef4d.pth", **META),
-    timm("DeiT-Ti/16 distilled", "deit_tiny_distilled_patch16_224.fb_in1k", "DeiT-Ti/16 distilled",
-         0.74500, "deit_tiny_distilled_patch16_224-b40b3cf7.pth", **META),
-    timm("DeiT-S/16 distilled", "deit_small_distilled_patch16_224.fb_in1k", "DeiT-S/16 distilled",
-         0.81218, "deit_small_distilled_patch16_224-649709d9.pth", **META),
-    timm("DeiT-B/16 distilled", "deit_base_distilled_patch16_224.fb_in1k", "DeiT-B/16 distilled",
-         0.83386, "deit_base_distilled_patch16_224-df68dfff.pth", **META),
+    _timm("DeiT-Ti/16", "deit_tiny_patch16_224.fb_in1k", "Ti/16", 0.72172,
+          "deit_tiny_patch16_224-a1311bcf.pth", **META),
+    _timm("DeiT-S/16", "deit_small_patch16_224.fb_in1k", "S/16", 0.79844,
+          "deit_small_patch16_224-cd65a155.pth", **META),
+    _timm("DeiT-B/16", "deit_base_patch16_224.fb_in1k", "B/16", 0.81992,
+          "deit_base_patch16_224-b5f2ef4d.pth", **META),
+    _timm("DeiT-Ti/16 distilled", "deit_tiny_distilled_patch16_224.fb_in1k", "DeiT-Ti/16 distilled",
+          0.74500, "deit_tiny_distilled_patch16_224-b40b3cf7.pth", **META),
+    _timm("DeiT-S/16 distilled", "deit_small_distilled_patch16_224.fb_in1k", "DeiT-S/16 distilled",
+          0.81218, "deit_small_distilled_patch16_224-649709d9.pth", **META),
+    _timm("DeiT-B/16 distilled", "deit_base_distilled_patch16_224.fb_in1k", "DeiT-B/16 distilled",
+          0.83386, "deit_base_distilled_patch16_224-df68dfff.pth", **META),
     # Touvron et al., 2022, "DeiT III"
-    timm("DeiT3-S/16", "deit3_small_patch16_224.fb_in1k", "DeiT3-S/16", 0.81370,
-         "deit_3_small_224_1k.pth", **META),
-    timm("DeiT3-B/16", "deit3_base_patch16_224.fb_in1k", "DeiT3-B/16", 0.83786,
-         "deit_3_base_224_1k.pth", **META),
-    timm("DeiT3-B/16 in21k-in1k", "deit3_base_patch16_224.fb_in22k_ft_in1k", "DeiT3-B/16", 0.85700,
-         "deit_3_base_224_21k.pth", crop=1.0, **META),
+    _timm("DeiT3-S/16", "deit3_small_patch16_224.fb_in1k", "DeiT3-S/16", 0.81370,
+          "deit_3_small_224_1k.pth", **META),
+    _timm("DeiT3-B/16", "deit3_base_patch16_224.fb_in1k", "DeiT3-B/16", 0.83786,
+          "deit_3_base_224_1k.pth", **META),
+    _timm("DeiT3-B/16 in21k-in1k", "deit3_base_patch16_224.fb_in22k_ft_in1k", "DeiT3-B/16", 0.85700,
+          "deit_3_base_224_21k.pth", crop=1.0, **META),
     # Caron et al., 2021, "DINO"
-    timm("S/16 dino", "vit_small_patch16_224.dino", "S/16", None,
-         "dino_deitsmall16_pretrain*.pth", "facebook/dino-vits16", **DINO),
-    timm("S/8 dino", "vit_small_patch8_224.dino", "S/8", None,
-         "dino_deitsmall8_pretrain*.pth", "facebook/dino-vits8", **DINO),
-    timm("B/16 dino", "vit_base_patch16_224.dino", "B/16", None,
-         "dino_vitbase16_pretrain*.pth", "facebook/dino-vitb16", **DINO),
-    timm("B/8 dino", "vit_base_patch8_224.dino", "B/8", None,
-         "dino_vitbase8_pretrain*.pth", "facebook/dino-vitb8", **DINO),
+    _timm("S/16 dino", "vit_small_patch16_224.dino", "S/16", None,
+          "dino_deitsmall16_pretrain*.pth", "facebook/dino-vits16", **DINO),
+    _timm("S/8 dino", "vit_small_patch8_224.dino", "S/8", None,
+          "dino_deitsmall8_pretrain*.pth", "facebook/dino-vits8", **DINO),
+    _timm("B/16 dino", "vit_base_patch16_224.dino", "B/16", None,
+          "dino_vitbase16_pretrain*.pth", "facebook/dino-vitb16", **DINO),
+    _timm("B/8 dino", "vit_base_patch8_224.dino", "B/8", None,
+          "dino_vitbase8_pretrain*.pth", "facebook/dino-vitb8", **DINO),
     # He et al., 2022, "Masked autoencoders are scalable vision learners": encoders
-    timm("B/16 mae", "vit_base_patch16_224.mae", "B/16", None,
-         "mae_pretrain_vit_base*.pth", "mae_visualize_vit_base*.pth", "facebook/vit-mae-base",
-         **MAE),
-    timm("L/16 mae", "vit_large_patch16_224.mae", "L/16", None,
-         "mae_pretrain_vit_large*.pth", "mae_visualize_vit_large*.pth", "facebook/vit-mae-large",
-         **MAE),
-    timm("H/14 mae", "vit_huge_patch14_224.mae", "H/14", None,
-         "mae_pretrain_vit_huge*.pth", "facebook/vit-mae-huge", **MAE),
+    _timm("B/16 mae", "vit_base_patch16_224.mae", "B/16", None,
+          "mae_pretrain_vit_base*.pth", "mae_visualize_vit_base*.pth", "facebook/vit-mae-base",
+          **MAE),
+    _timm("L/16 mae", "vit_large_patch16_224.mae", "L/16", None,
+          "mae_pretrain_vit_large*.pth", "mae_visualize_vit_large*.pth", "facebook/vit-mae-large",
+          **MAE),
+    _timm("H/14 mae", "vit_huge_patch14_224.mae", "H/14", None,
+          "mae_pretrain_vit_huge*.pth", "facebook/vit-mae-huge", **MAE),
     # Oquab et al., 2024, "DINOv2"; Darcet et al., 2024, with registers
-    timm("DINOv2-S/14", "vit_small_patch14_dinov2.lvd142m", "DINOv2-S/14", None,
-         "dinov2_vits14_pretrain.pth", "facebook/dinov2-small", **DINO2),
-    timm("DINOv2-B/14", "vit_base_patch14_dinov2.lvd142m", "DINOv2-B/14", None,
-         "dinov2_vitb14_pretrain.pth", "facebook/dinov2-base", **DINO2),
-    timm("DINOv2-L/14", "vit_large_patch14_dinov2.lvd142m", "DINOv2-L/14", None,
-         "dinov2_vitl14_pretrain.pth", "facebook/dinov2-large", **DINO2),
-    timm("DINOv2-g/14", "vit_giant_patch14_dinov2.lvd142m", "DINOv2-g/14", None,
-         "dinov2_vitg14_pretrain.pth", "facebook/dinov2-giant", **DINO2),
-    timm("DINOv2-S/14 reg4", "vit_small_patch14_reg4_dinov2.lvd142m", "DINOv2-S/14 reg4", None,
-         "dinov2_vits14_reg4_pretrain.pth", "facebook/dinov2-with-registers-small", **DINO2),
-    timm("DINOv2-B/14 reg4", "vit_base_patch14_reg4_dinov2.lvd142m", "DINOv2-B/14 reg4", None,
-         "dinov2_vitb14_reg4_pretrain.pth", "facebook/dinov2-with-registers-base", **DINO2),
+    _timm("DINOv2-S/14", "vit_small_patch14_dinov2.lvd142m", "DINOv2-S/14", None,
+          "dinov2_vits14_pretrain.pth", "facebook/dinov2-small", **DINO2),
+    _timm("DINOv2-B/14", "vit_base_patch14_dinov2.lvd142m", "DINOv2-B/14", None,
+          "dinov2_vitb14_pretrain.pth", "facebook/dinov2-base", **DINO2),
+    _timm("DINOv2-L/14", "vit_large_patch14_dinov2.lvd142m", "DINOv2-L/14", None,
+          "dinov2_vitl14_pretrain.pth", "facebook/dinov2-large", **DINO2),
+    _timm("DINOv2-g/14", "vit_giant_patch14_dinov2.lvd142m", "DINOv2-g/14", None,
+          "dinov2_vitg14_pretrain.pth", "facebook/dinov2-giant", **DINO2),
+    _timm("DINOv2-S/14 reg4", "vit_small_patch14_reg4_dinov2.lvd142m", "DINOv2-S/14 reg4", None,
+          "dinov2_vits14_reg4_pretrain.pth", "facebook/dinov2-with-registers-small", **DINO2),
+    _timm("DINOv2-B/14 reg4", "vit_base_patch14_reg4_dinov2.lvd142m", "DINOv2-B/14 reg4", None,
+          "dinov2_vitb14_reg4_pretrain.pth", "facebook/dinov2-with-registers-base", **DINO2),
     # Siméoni et al., 2025, "DINOv3"
-    timm("DINOv3-S/16", "vit_small_patch16_dinov3.lvd1689m", "DINOv3-S/16", **DINO3),
-    timm("DINOv3-B/16", "vit_base_patch16_dinov3.lvd1689m", "DINOv3-B/16", **DINO3),
-    timm("DINOv3-L/16", "vit_large_patch16_dinov3.lvd1689m", "DINOv3-L/16", **DINO3),
+    _timm("DINOv3-S/16", "vit_small_patch16_dinov3.lvd1689m", "DINOv3-S/16", **DINO3),
+    _timm("DINOv3-B/16", "vit_base_patch16_dinov3.lvd1689m", "DINOv3-B/16", **DINO3),
+    _timm("DINOv3-L/16", "vit_large_patch16_dinov3.lvd1689m", "DINOv3-L/16", **DINO3),
     # Cherti et al., 2023, CLIP trained on LAION; with a head for ImageNet, or of 512 numbers
-    timm("CLIP-B/16 laion2b-in12k-in1k", "vit_base_patch16_clip_224.laion2b_ft_in12k_in1k",
-         "CLIP-B/16", 0.86174, means="clip", crop=0.95, head="linear"),
-    timm("CLIP-B/16 laion2b", "vit_base_patch16_clip_224.laion2b", "CLIP-B/16",
-         means="clip", crop=1.0, head="linear", classes=512),
+    _timm("CLIP-B/16 laion2b-in12k-in1k", "vit_base_patch16_clip_224.laion2b_ft_in12k_in1k",
+          "CLIP-B/16", 0.86174, normalisation="clip", crop=0.95, head="linear"),
+    _timm("CLIP-B/16 laion2b", "vit_base_patch16_clip_224.laion2b", "CLIP-B/16",
+          normalisation="clip", crop=1.0, head="linear", classes=512),
     # Zhai et al., 2023, "SigLIP": timm computes the exact GELU
-    timm("SigLIP-B/16 webli", "vit_base_patch16_siglip_224.webli", "SigLIP-B/16", mlp="gelu"),
+    _timm("SigLIP-B/16 webli", "vit_base_patch16_siglip_224.webli", "SigLIP-B/16", mlp="gelu"),
     # torchvision's own training; SWAG is Singh et al., 2022
-    torchvision("B/16 torchvision-in1k", "vit_b_16-c867db91", "B/16", 0.81072),
-    torchvision("B/32 torchvision-in1k", "vit_b_32-d86f8d99", "B/32", 0.75912),
-    torchvision("L/16 torchvision-in1k", "vit_l_16-852ce7e3", "L/16", 0.79662, crop=224 / 242),
-    torchvision("L/32 torchvision-in1k", "vit_l_32-c7638314", "L/32", 0.76972),
-    torchvision("B/16 swag-in1k-384", "vit_b_16_swag-9ac1b537", "B/16", 0.85304, image=384, **SWAG),
-    torchvision("L/16 swag-in1k-512", "vit_l_16_swag-4f3808c9", "L/16", 0.88064, image=512, **SWAG),
-    torchvision("H/14 swag-in1k-518", "vit_h_14_swag-80465313", "H/14", 0.88552, image=518, **SWAG),
+    _torchvision("B/16 torchvision-in1k", "vit_b_16-c867db91", "B/16", 0.81072),
+    _torchvision("B/32 torchvision-in1k", "vit_b_32-d86f8d99", "B/32", 0.75912),
+    _torchvision("L/16 torchvision-in1k", "vit_l_16-852ce7e3", "L/16", 0.79662, crop=224 / 242),
+    _torchvision("L/32 torchvision-in1k", "vit_l_32-c7638314", "L/32", 0.76972),
+    _torchvision("B/16 swag-in1k-384", "vit_b_16_swag-9ac1b537", "B/16", 0.85304,
+          image=384, **SWAG),
+    _torchvision("L/16 swag-in1k-512", "vit_l_16_swag-4f3808c9", "L/16", 0.88064,
+          image=512, **SWAG),
+    _torchvision("H/14 swag-in1k-518", "vit_h_14_swag-80465313", "H/14", 0.88552,
+          image=518, **SWAG),
 ]  # fmt: skip

@@ -15,8 +15,8 @@ from tests.data.samples import class_folders, write
 from vitrail.data.image import load_image
 from vitrail.data.open import open_data
 from vitrail.data.sources import builtin
-from vitrail.data.sources.catalogue import IMAGENET10, IMAGENETTE, SETS, find
-from vitrail.data.split import digest
+from vitrail.data.sources.catalogue import DATASETS, IMAGENET10, IMAGENETTE, find_dataset
+from vitrail.data.split import hash_content
 from vitrail.errors import UserError
 
 
@@ -24,7 +24,7 @@ from vitrail.errors import UserError
 def data(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(builtin, "fetch", no_network)
+    monkeypatch.setattr(builtin, "download_file", no_network)
     return tmp_path / "data"
 
 
@@ -90,10 +90,10 @@ def test_digits_need_nothing_but_the_package(monkeypatch):
     assert np.array_equal(load_image(source[17].content, channels=1), source.pixels[17])
 
 
-def test_digits_have_the_sizes_that_the_list_says():
+def test_digits_have_the_sizes_of_the_catalogue():
     counts = Counter(open_data("digits").splits.tolist())
-    assert counts["test"] == SETS["digits"].test
-    assert counts["train"] + counts["val"] == SETS["digits"].train
+    assert counts["test"] == DATASETS["digits"].test
+    assert counts["train"] + counts["val"] == DATASETS["digits"].train
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,9 @@ def test_the_official_test_images_are_test_and_validation_is_taken_from_train(da
     source = open_data("fashion-mnist")
     assert source.classes[0] == "T-shirt/top"
     assert set(source.splits[count:]) == {"test"}
-    hashes = [int.from_bytes(digest(source[i].content)[:8], "big") / 2**64 for i in range(count)]
+    hashes = [
+        int.from_bytes(hash_content(source[i].content)[:8], "big") / 2**64 for i in range(count)
+    ]
     assert all((source.splits[i] == "val") == (hashes[i] < 0.1) for i in range(count))
 
 
@@ -178,7 +180,7 @@ def test_imagenette_is_a_folder_of_photos(data, folder):
     assert source[0].id == "train/n01440764/n01440764_0.JPEG"
 
 
-def test_an_archive_of_photos_is_unpacked_without_what_does_not_belong(data, tmp_path):
+def test_an_archive_of_photos_is_extracted_without_other_files(data, tmp_path):
     write_photos(tmp_path / "x", IMAGENETTE)
     files = {
         str(path.relative_to(tmp_path / "x")): path.read_bytes()
@@ -195,7 +197,7 @@ def test_an_archive_of_photos_is_unpacked_without_what_does_not_belong(data, tmp
 def test_half_an_archive_of_photos_is_an_error(data):
     files = {"train/n01440764/1.JPEG": b"x"}
     pack(data / "imagenette" / "imagenette2-320.tgz", "imagenette2-320", files)
-    assert "lacks files; remove it and try again" in why("imagenette")
+    assert "remove it and try again" in why("imagenette")
 
 
 def test_imagenet10_takes_ten_classes_of_a_local_imagenet(data):
@@ -211,7 +213,7 @@ def test_imagenet10_says_where_imagenet_should_be(data):
 
 def test_classes_of_a_model_order_the_labels(data):
     write_cifar10(data / "cifar10")
-    names = [*reversed(SETS["cifar10"].classes), "unicorn"]
+    names = [*reversed(DATASETS["cifar10"].classes), "unicorn"]
     ours, theirs = open_data("cifar10"), open_data("cifar10", classes=names, split=False)
     assert theirs.classes == tuple(names)
     for index in range(len(ours)):
@@ -220,7 +222,7 @@ def test_classes_of_a_model_order_the_labels(data):
 
 def test_another_models_classes_are_an_error(data):
     write_cifar10(data / "cifar10")
-    with pytest.raises(UserError, match="cifar10: label 'airplane' is none of the 2 classes"):
+    with pytest.raises(UserError, match="cifar10: label 'airplane' is not one of the 2 classes"):
         open_data("cifar10", classes=["cat", "dog"])
 
 
@@ -230,9 +232,13 @@ def test_another_models_classes_are_an_error(data):
         ("train-images-idx3-ubyte", idx(images(40, 28, 28))[:-1], "is truncated or too long"),
         ("train-images-idx3-ubyte", idx(images(40, 28, 28)) + b"x", "is truncated or too long"),
         ("train-images-idx3-ubyte", idx(images(39, 28, 28)), "39 train images, but 40 labels"),
-        ("train-images-idx3-ubyte", b"", "no IDX file of 3 dimensions"),
-        ("t10k-labels-idx1-ubyte", b"\x80\x04\x95 pickle", "no IDX file of 1 dimensions"),
-        ("t10k-labels-idx1-ubyte", idx(np.full(10, 10, np.uint8)), "has a label 10; wanted 0 to 9"),
+        ("train-images-idx3-ubyte", b"", "not an IDX file of 3 dimensions"),
+        ("t10k-labels-idx1-ubyte", b"\x80\x04\x95 pickle", "not an IDX file of 1 dimensions"),
+        (
+            "t10k-labels-idx1-ubyte",
+            idx(np.full(10, 10, np.uint8)),
+            "has a label 10; expected 0 to 9",
+        ),
     ],
 )
 def test_damaged_mnist_files_are_named(data, file, content, words):
@@ -254,7 +260,7 @@ def test_a_zip_bomb_behind_a_small_header_stays_packed(data):
     path = data / "mnist" / "t10k-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(head + b"\0" * 50_000_000))
     tracemalloc.start()
-    assert "wanted 10 bytes" in why("mnist")
+    assert "expected 10 bytes" in why("mnist")
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
 
@@ -262,7 +268,7 @@ def test_a_zip_bomb_behind_a_small_header_stays_packed(data):
 def test_damaged_cifar_files_are_named(data):
     write_cifar10(data / "cifar10")
     (data / "cifar10" / "data_batch_2.bin").write_bytes(cifar_rows(5)[:-1])
-    assert "data_batch_2.bin is truncated; wanted rows of 3073 bytes" in why("cifar10")
+    assert "data_batch_2.bin is truncated; expected records of 3073 bytes" in why("cifar10")
 
 
 def test_a_damaged_archive_is_named(data):
@@ -270,36 +276,36 @@ def test_a_damaged_archive_is_named(data):
     (data / "cifar10" / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
     assert "cannot read" in why("cifar10")
     pack(data / "cifar10" / "cifar-10-binary.tar.gz", "cifar-10-batches-bin", {"x": b""})
-    assert "holds no cifar-10-batches-bin/data_batch_1.bin" in why("cifar10")
+    assert "does not contain cifar-10-batches-bin/data_batch_1.bin" in why("cifar10")
 
 
-def test_half_a_set_counts_as_absent(data):
+def test_an_incomplete_data_set_counts_as_absent(data):
     write_cifar10(data / "cifar10")
     (data / "cifar10" / "test_batch.bin").unlink()
-    assert find("cifar10") is None
+    assert find_dataset("cifar10") is None
 
 
-def test_a_set_that_is_nowhere_is_fetched_and_unpacked(data, tmp_path, monkeypatch):
+def test_a_missing_data_set_is_downloaded_and_extracted(data, tmp_path, monkeypatch):
     files = write_cifar10(tmp_path / "elsewhere")
 
     def bring(download, folder, *, progress):
         pack(folder / download.name, "cifar-10-batches-bin", files | {"readme.html": b"hello"})
         return folder / download.name
 
-    monkeypatch.setattr(builtin, "fetch", bring)
+    monkeypatch.setattr(builtin, "download_file", bring)
     assert len(open_data("cifar10")) == 120
     kept = sorted(path.name for path in (data / "cifar10").rglob("*") if path.is_file())
     assert kept == [".lock", *sorted(files)]
 
 
-def test_sets_travel_to_other_processes(data):
+def test_data_sets_can_be_pickled(data):
     source = open_data("digits")
     copy = pickle.loads(pickle.dumps(source))
     assert np.array_equal(copy[3].content, source[3].content)
 
 
 def test_downloads_are_all_encrypted_and_none_is_claimed_to_be_verified():
-    for known in SETS.values():
+    for known in DATASETS.values():
         assert not (known.downloads and known.verified)
         for download in known.downloads:
             assert download.url.startswith("https://")
@@ -318,9 +324,9 @@ REAL = os.environ.get("VITRAIL_REAL_DATA")
 
 @pytest.mark.skipif(not REAL, reason="VITRAIL_REAL_DATA names no folder with the official sets")
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
-def test_real_sets_are_what_the_list_says(name, monkeypatch):
+def test_real_data_sets_match_the_catalogue(name, monkeypatch):
     monkeypatch.setenv("VITRAIL_DATA", str(REAL))
-    source, known = open_data(name, split=False), SETS[name]
+    source, known = open_data(name, split=False), DATASETS[name]
     assert (source.splits == "train").sum() == known.train
     assert (source.splits == "test").sum() == known.test
     assert source.pixels.shape[1:] == (known.image, known.image, known.channels)

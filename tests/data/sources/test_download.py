@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from vitrail.data.sources.catalogue import Download
-from vitrail.data.sources.download import fetch, locked
+from vitrail.data.sources.download import download_file, lock_downloads
 from vitrail.errors import UserError
 
 CONTENT = bytes(range(256)) * 4000  # about a megabyte
@@ -84,7 +84,7 @@ def server(monkeypatch):
 def get(server, folder):
     md5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
     download = Download(url=server.url, size=len(CONTENT), md5=md5)
-    return fetch(download, folder, schemes=("http",), pause=0)
+    return download_file(download, folder, schemes=("http",), pause=0)
 
 
 def why(server, folder) -> str:
@@ -93,20 +93,20 @@ def why(server, folder) -> str:
     return str(error.value)
 
 
-def test_a_file_arrives_whole(server, tmp_path):
+def test_a_file_is_downloaded_completely(server, tmp_path):
     path = get(server, tmp_path / "new")
     assert path == tmp_path / "new" / "file.bin"
     assert path.read_bytes() == CONTENT
     assert [entry.name for entry in path.parent.iterdir()] == ["file.bin"]
 
 
-def test_a_file_that_is_there_is_not_fetched(server, tmp_path):
+def test_an_existing_file_is_not_downloaded(server, tmp_path):
     (tmp_path / "file.bin").write_bytes(b"mine")
     assert get(server, tmp_path).read_bytes() == b"mine"
     assert server.asked == []
 
 
-def test_a_cut_connection_goes_on_where_it_stopped(server, tmp_path):
+def test_an_interrupted_download_is_resumed(server, tmp_path):
     server.cuts = [300_000, 200_000, 1]
     assert get(server, tmp_path).read_bytes() == CONTENT
     assert server.asked == ["", "bytes=300000-", "bytes=500000-", "bytes=500001-"]
@@ -115,7 +115,7 @@ def test_a_cut_connection_goes_on_where_it_stopped(server, tmp_path):
 @pytest.mark.parametrize(
     "failure", [ssl.SSLError("record layer failure"), OSError(errno.EHOSTUNREACH, "No route")]
 )
-def test_a_network_that_fails_amid_a_file_is_tried_again(server, tmp_path, monkeypatch, failure):
+def test_a_network_failure_is_retried(server, tmp_path, monkeypatch, failure):
     read, failures = HTTPResponse.read, [None, failure]
 
     def unsteady(self, *size):
@@ -128,29 +128,29 @@ def test_a_network_that_fails_amid_a_file_is_tried_again(server, tmp_path, monke
     assert server.asked == ["", f"bytes={2**18}-"]
 
 
-def test_a_later_command_goes_on_where_the_first_gave_up(server, tmp_path):
+def test_a_later_command_resumes_where_the_first_gave_up(server, tmp_path):
     server.cuts = [400_000, 0, 0, 0, 0, 0]
     found = why(server, tmp_path)
-    assert "only 400000 of 1024000 bytes came" in found
-    assert "the same command goes on from there" in found
+    assert "received only 400000 of 1024000 bytes" in found
+    assert "run the same command again to resume" in found
     assert not (tmp_path / "file.bin").exists()
     server.asked.clear()
     assert get(server, tmp_path).read_bytes() == CONTENT
     assert server.asked == ["bytes=400000-"]
 
 
-def test_a_server_that_cannot_go_on_starts_over(server, tmp_path):
+def test_a_server_without_ranges_starts_over(server, tmp_path):
     server.cuts, server.ranges = [300_000], False
     assert get(server, tmp_path).read_bytes() == CONTENT
 
 
-def test_an_old_beginning_of_another_file_is_thrown_away(server, tmp_path):
+def test_a_partial_file_of_another_version_is_discarded(server, tmp_path):
     (tmp_path / "file.bin.part").write_bytes(b"something else" * 100)
     assert get(server, tmp_path).read_bytes() == CONTENT
     assert server.asked == ["bytes=1400-", ""]
 
 
-def test_a_beginning_that_is_too_long_is_thrown_away(server, tmp_path):
+def test_a_partial_file_that_is_too_long_is_discarded(server, tmp_path):
     (tmp_path / "file.bin.part").write_bytes(CONTENT + b"x")
     assert get(server, tmp_path).read_bytes() == CONTENT
 
@@ -164,21 +164,21 @@ def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
     assert get(server, tmp_path).read_bytes() == CONTENT
 
 
-def test_a_file_that_never_ends_is_cut_off(server, tmp_path):
+def test_a_file_that_is_too_long_is_aborted(server, tmp_path):
     server.content = CONTENT * 50
-    assert "larger than its 1024000 bytes" in why(server, tmp_path)
+    assert "has more than 1024000 bytes" in why(server, tmp_path)
     assert server.sent < len(server.content) / 2
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
 
 
 @pytest.mark.parametrize("code", [500, 503, 429])
-def test_a_server_in_trouble_is_asked_again(server, tmp_path, code):
+def test_server_errors_are_retried(server, tmp_path, code):
     server.errors = [code] * 3
     assert get(server, tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("code", [403, 404])
-def test_a_missing_file_is_not_asked_for_twice(server, tmp_path, code):
+def test_a_missing_file_is_not_retried(server, tmp_path, code):
     server.errors = [code]
     assert f"answers {code}" in why(server, tmp_path)
     assert len(server.asked) == 1
@@ -187,21 +187,21 @@ def test_a_missing_file_is_not_asked_for_twice(server, tmp_path, code):
 def test_no_network_says_where_to_put_the_file(tmp_path):
     download = Download(url="http://127.0.0.1:1/file.bin", size=1, md5="")
     with pytest.raises(UserError) as error:
-        fetch(download, tmp_path, schemes=("http",), pause=0)
+        download_file(download, tmp_path, schemes=("http",), pause=0)
     assert "refused" in str(error.value)
     assert f"put file.bin into {tmp_path} yourself" in str(error.value)
 
 
-def test_nothing_is_fetched_without_encryption(server, tmp_path):
-    with pytest.raises(UserError, match="is not https; nothing was fetched"):
-        fetch(Download(url=server.url, size=1, md5=""), tmp_path)
+def test_nothing_is_downloaded_without_encryption(server, tmp_path):
+    with pytest.raises(UserError, match="is not https; nothing was downloaded"):
+        download_file(Download(url=server.url, size=1, md5=""), tmp_path)
     assert server.asked == []
 
 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("ftp://127.0.0.1/x", "ftp://127.0.0.1/x is not http; nothing was fetched"),
+        ("ftp://127.0.0.1/x", "ftp://127.0.0.1/x is not http; nothing was downloaded"),
         ("file:///etc/passwd", "answers 302"),
     ],
 )
@@ -212,11 +212,11 @@ def test_a_redirection_cannot_leave_the_allowed_schemes(server, tmp_path, target
 
 def test_a_folder_that_cannot_be_written_is_named(server, tmp_path):
     (tmp_path / "file").touch()
-    assert "VITRAIL_DATA can name another folder" in why(server, tmp_path / "file" / "data")
+    assert "set VITRAIL_DATA to another folder" in why(server, tmp_path / "file" / "data")
 
 
 def hold(folder, started, finished):
-    with locked(folder):
+    with lock_downloads(folder):
         started.set()
         finished.wait(10)
 
@@ -230,7 +230,7 @@ def test_a_second_process_waits_for_the_first(tmp_path):
     entered = threading.Event()
 
     def enter():
-        with locked(tmp_path):
+        with lock_downloads(tmp_path):
             entered.set()
 
     thread = threading.Thread(target=enter)

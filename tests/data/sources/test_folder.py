@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.samples import class_folders, encoded, write
 from vitrail.data.open import open_data
-from vitrail.data.sources.folder import Folder, split_tops
+from vitrail.data.sources.folder import Folder, find_split_folders
 from vitrail.errors import UserError
 
 
@@ -63,23 +63,23 @@ def test_an_unlabelled_test_folder_is_left_out_and_reported(tmp_path):
     write(tmp_path / "kaggle" / "test" / "1.png", 99)
     source = open_data(tmp_path / "kaggle")
     assert (source.classes, len(source)) == (("a", "b"), 10)
-    assert source.ignored == {"test/1.png": "in no class folder"}
+    assert source.ignored == {"test/1.png": "not in a class folder"}
 
 
 def test_folders_beside_two_splits_are_left_out_and_reported(tmp_path):
     class_folders(tmp_path / "x" / "train", {"a": 5, "b": 5})
     class_folders(tmp_path / "x" / "val", {"a": 5, "b": 5})
     write(tmp_path / "x" / "examples" / "1.png", 99)
-    assert open_data(tmp_path / "x").ignored == {"examples/1.png": "in no class folder"}
+    assert open_data(tmp_path / "x").ignored == {"examples/1.png": "not in a class folder"}
 
 
 def test_one_split_name_among_classes_is_a_class():
     folders = [Folder(("train", "old"), ["x"]), Folder(("car",), ["y"])]
-    assert split_tops(folders) == {}
-    assert split_tops(folders[:1]) == {"train": "train"}
+    assert find_split_folders(folders) == {}
+    assert find_split_folders(folders[:1]) == {"train": "train"}
 
 
-def test_hidden_things_and_litter_do_not_exist(pets):
+def test_hidden_and_system_files_are_skipped(pets):
     for name in (".DS_Store", "Thumbs.db", "desktop.ini", "cat/._0.png", "cat/Thumbs.db"):
         (pets / name).write_bytes(encoded(1))
     for name in (".ipynb_checkpoints", "__MACOSX", "dog/@eaDir", ".git"):
@@ -95,10 +95,10 @@ def test_other_files_are_left_out_and_reported(pets):
     write(pets / "stray.png", 3)
     os.mkfifo(pets / "cat" / "pipe.jpg")
     assert open_data(pets).ignored == {
-        "README.txt": "not named like an image",
-        "cat/notes.md": "not named like an image",
-        "cat/pipe.jpg": "no regular file",
-        "stray.png": "in no class folder",
+        "README.txt": "does not have the extension of an image",
+        "cat/notes.md": "does not have the extension of an image",
+        "cat/pipe.jpg": "not a regular file",
+        "stray.png": "not in a class folder",
     }
 
 
@@ -115,10 +115,10 @@ def test_names_may_hold_anything_a_disk_allows(tmp_path):
         assert source[index].content.startswith(b"\x89PNG")
 
 
-def test_a_class_whose_name_is_no_text_is_an_error(pets):
+def test_a_class_name_that_is_not_unicode_is_an_error(pets):
     latin = os.fsencode(pets) + b"/caf\xe9"
     os.mkdir(latin)
-    with pytest.raises(UserError, match=r"label 'caf\\udce9' is no valid text; rename it"):
+    with pytest.raises(UserError, match=r"label 'caf\\udce9' is not valid Unicode; rename it"):
         open_data(pets)
 
 
@@ -135,7 +135,7 @@ def test_a_link_loop_counts_each_image_once(pets):
     assert len(source) == 9
     assert source.ignored == {
         "cat/again": "a link to a folder, which is not followed",
-        "cat/self": "a link to nothing",
+        "cat/self": "a broken link",
     }
 
 
@@ -150,9 +150,9 @@ def test_links_to_files_are_followed_inside_the_folder_only(pets, tmp_path):
     assert source[twin].content == source[original].content
     assert source.splits[twin] == source.splits[original]
     assert source.ignored == {
-        "dog/leak.png": "a link that leaves the folder",
-        "dog/gone.png": "a link to nothing",
-        "dog/zero.png": "a link that leaves the folder",
+        "dog/leak.png": "a link to a file outside the folder",
+        "dog/gone.png": "a broken link",
+        "dog/zero.png": "a link to a file outside the folder",
     }
 
 
@@ -163,29 +163,31 @@ def test_the_folder_itself_may_be_a_link(pets, tmp_path):
 
 def test_an_empty_folder_is_an_error(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"no images in .*empty; wanted a folder for each class"):
+    with pytest.raises(UserError, match=r"no images in .*empty; expected a folder of JPEG"):
         open_data(tmp_path / "empty")
 
 
 def test_a_folder_of_other_files_says_what_it_found(tmp_path):
     (tmp_path / "x" / "cat").mkdir(parents=True)
     (tmp_path / "x" / "cat" / "1.heic").touch()
-    with pytest.raises(UserError, match=r"1 other file, such as cat/1.heic: not named like"):
+    with pytest.raises(
+        UserError, match=r"1 other file, such as cat/1.heic: does not have the extension"
+    ):
         open_data(tmp_path / "x")
 
 
 def test_images_without_class_folders_are_an_error(tmp_path):
     write(tmp_path / "x" / "1.png", 1)
-    with pytest.raises(UserError, match="lie in no class folders"):
+    with pytest.raises(UserError, match="are not in class folders"):
         open_data(tmp_path / "x")
 
 
 def test_one_class_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(UserError, match=r"one class only, 'cat'; at least 2 are needed$"):
+    with pytest.raises(UserError, match=r"only one class, 'cat'; at least 2 are needed$"):
         open_data(class_folders(tmp_path / "x", {"cat": 9}))
 
 
-def test_one_folder_too_many_is_seen(tmp_path):
+def test_a_parent_folder_of_the_data_is_recognised(tmp_path):
     class_folders(tmp_path / "x" / "pets", {"cat": 3, "dog": 3})
     with pytest.raises(UserError, match=r"did you mean .*x/pets\?"):
         open_data(tmp_path / "x")
@@ -204,8 +206,8 @@ def test_a_test_set_may_lack_classes(pets):
     assert sorted(set(source.labels.tolist())) == [0, 2]
 
 
-def test_a_folder_that_is_no_class_of_the_model_is_an_error(pets):
-    with pytest.raises(UserError, match="folder cat: label 'cat' is none of the 2 classes"):
+def test_a_folder_that_is_not_a_class_of_the_model_is_an_error(pets):
+    with pytest.raises(UserError, match="folder cat: label 'cat' is not one of the 2 classes"):
         open_data(pets, split=False, classes=["dog", "emu"])
 
 
@@ -218,11 +220,11 @@ def test_a_folder_without_permission_is_named(pets, monkeypatch):
         return original(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(UserError, match=r"cannot look into .*dog: Permission denied"):
+    with pytest.raises(UserError, match=r"cannot list .*dog: Permission denied"):
         open_data(pets)
 
 
-def test_a_source_travels_to_other_processes(pets):
+def test_a_source_can_be_pickled(pets):
     source = open_data(pets)
     copy = pickle.loads(pickle.dumps(source))
     assert copy[5] == source[5]

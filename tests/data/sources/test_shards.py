@@ -78,9 +78,9 @@ def test_names_of_shards_or_folders_give_the_split(tmp_path, names):
 
 def test_a_shard_without_a_split_among_others_is_named(folder):
     tar(folder / "train-000.tar", pairs(100, 4))
-    assert "shard 000.tar has no split in its name, though others have" in why(folder)
+    assert "shard 000.tar has no split in its name, but others do" in why(folder)
     tar(folder / "train-val.tar", pairs(100, 4))
-    assert "shard train-val.tar is named after two splits" in why(folder)
+    assert "the name of shard train-val.tar contains two splits" in why(folder)
 
 
 def test_class_names_come_from_a_file(folder):
@@ -108,7 +108,7 @@ def test_labels_follow_the_classes_of_a_model(folder):
 
 def test_a_label_beyond_the_classes_is_named(folder):
     (folder / "classes.txt").write_text("cat\n")
-    assert "000.tar:0001: label 1, but the 1 classes are counted from 0 to 0" in why(folder)
+    assert "000.tar:0001: label 1, but the indices of the 1 classes are 0 to 0" in why(folder)
 
 
 def test_a_long_and_an_odd_name_are_read(tmp_path):
@@ -121,7 +121,7 @@ def test_a_long_and_an_odd_name_are_read(tmp_path):
     assert source[20].content == encoded(90)
 
 
-def test_links_devices_and_hidden_members_do_not_exist(tmp_path):
+def test_links_devices_and_hidden_members_are_skipped(tmp_path):
     path = tar(tmp_path / "x" / "0.tar", pairs(0, 20))
     with tarfile.open(path, "a") as archive:
         for kind, name in (
@@ -160,18 +160,18 @@ def test_images_whose_key_has_a_dot_are_left_out_by_name(tmp_path):
         assert list(open_data(tmp_path / "x").ignored) == ["0.tar:a/b.v2.JPG"]
 
 
-def test_the_ending_of_a_name_is_kept(tmp_path):
+def test_the_suffix_of_a_name_is_kept(tmp_path):
     tar(tmp_path / "x" / "0.tar", pairs(0, 20) | {"a.JPG": encoded(90), "a.cls": b"1"})
     for _ in range(2):
         source = open_data(tmp_path / "x")
         assert (source[0].suffix, source[20].suffix) == (".png", ".jpg")
 
 
-def test_an_index_of_another_layout_is_made_anew(folder, monkeypatch):
+def test_an_index_of_another_version_is_rebuilt(folder, monkeypatch):
     open_data(folder)
-    read, again = module.read_index, []
-    monkeypatch.setattr(module, "LAYOUT", 0)
-    monkeypatch.setattr(module, "read_index", lambda shard: again.append(shard) or read(shard))
+    read, again = module.build_index, []
+    monkeypatch.setattr(module, "INDEX_VERSION", 0)
+    monkeypatch.setattr(module, "build_index", lambda shard: again.append(shard) or read(shard))
     assert len(open_data(folder)) == 60 and len(again) == 3
 
 
@@ -181,7 +181,7 @@ def test_an_index_of_another_layout_is_made_anew(folder, monkeypatch):
         ({"a.png": b"x"}, "a has no .cls"),
         ({"a.cls": b"1"}, "a has no image"),
         ({"a.png": b"x", "a.jpg": b"y", "a.cls": b"1"}, "two images are called a"),
-        ({"a.png": b"x", "a.cls": b" \n"}, "a.cls has no label"),
+        ({"a.png": b"x", "a.cls": b" \n"}, "a.cls is empty"),
         ({"a.png": b"x", "a.cls": b"1" * 2000}, "a.cls has 2000 bytes"),
         ({"a.png": b"x", "a.cls": b"\xff\xfe"}, "can't decode byte"),
         ({}, "no images in the shards"),
@@ -213,7 +213,7 @@ def test_a_shard_cut_between_two_images_is_truncated(folder):
     assert len(open_data(folder)) == 60
 
 
-def test_a_damaged_header_in_the_middle_is_no_end(folder):
+def test_a_damaged_header_is_not_taken_for_the_end(folder):
     path = folder / "002.tar"
     with tarfile.open(path) as archive:
         middle = archive.getmembers()[17].offset
@@ -225,7 +225,7 @@ def test_a_damaged_header_in_the_middle_is_no_end(folder):
 
 def test_the_second_opening_reads_no_header(folder, monkeypatch):
     first = open_data(folder)
-    monkeypatch.setattr(module, "read_index", None)
+    monkeypatch.setattr(module, "build_index", None)
     second = open_data(folder)
     assert second.splits.tolist() == first.splits.tolist()
     assert second[7] == first[7]
@@ -239,7 +239,7 @@ def test_a_changed_shard_is_indexed_again(folder):
     assert source[44].content == encoded(44)
 
 
-def test_a_shard_that_shrinks_under_us_is_an_error_of_that_image(folder):
+def test_a_shard_that_shrinks_is_an_error_of_that_image(folder):
     source = open_data(folder)
     content = (folder / "002.tar").read_bytes()
     (folder / "002.tar").write_bytes(content[: int(source.offsets[59]) + 10])
@@ -255,10 +255,10 @@ def test_an_archive_beside_class_folders_is_just_a_file(tmp_path):
     tar(tmp_path / "x" / "original.tar", pairs(0, 4))
     source = open_data(tmp_path / "x")
     assert source.classes == ("a", "b")
-    assert source.ignored == {"original.tar": "not named like an image"}
+    assert source.ignored == {"original.tar": "does not have the extension of an image"}
 
 
-def test_shards_travel_to_other_processes(folder):
+def test_shards_can_be_pickled(folder):
     source = open_data(folder)
     assert pickle.loads(pickle.dumps(source))[31] == source[31]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.run.fabricated import Shelf, images, write_run
-from vitrail.display.page import templates
+from vitrail.display.page import load_templates
 from vitrail.run.report import make
 
 HOSTILE = ['"><img src=x onerror="document.title=1">', "new\nline", "x" * 300]
@@ -15,7 +15,7 @@ def page(tmp_path_factory):
     """A report whose class and file names are hostile."""
     folder, source = tmp_path_factory.mktemp("run") / "run", images(HOSTILE, each=40)
     write_run(folder, source, accuracy=0.5)
-    return make.make(folder, Shelf(source)).path
+    return make.write_report(folder, Shelf(source)).path
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def crowd(tmp_path_factory):
     names = [f"class {n}" + ", called by many names" * (n % 50 == 0) for n in range(1000)]
     folder, source = tmp_path_factory.mktemp("run") / "run", images(names, each=4)
     write_run(folder, source, accuracy=0.5)
-    return make.make(folder, Shelf(source)).path
+    return make.write_report(folder, Shelf(source)).path
 
 
 def network(url, complaints):
@@ -110,7 +110,7 @@ def test_nothing_sticks_out_and_no_name_runs(browse, settings):
 @pytest.mark.slow
 def test_two_classes_with_long_names_fit_a_phone(browse, tmp_path):
     source = images([f"{name} with a name that goes on and on" for name in "ab"], each=40)
-    path = make.make(write_run(tmp_path / "run", source), Shelf(source)).path
+    path = make.write_report(write_run(tmp_path / "run", source), Shelf(source)).path
     tab = browse(path, **PHONE)
     ends = "those => those.map(one => one.getBoundingClientRect().right)"
     for part in (".matrix", "#classes td:nth-child(5)"):
@@ -141,13 +141,13 @@ def test_a_thousand_classes_fit_on_paper(browse, crowd):
 @pytest.mark.slow
 def test_an_unescaped_name_or_another_script_would_be_noticed(browse, page, tmp_path, monkeypatch):
     def trusting(folder):
-        environment = templates(folder)
+        environment = load_templates(folder)
         environment.autoescape = False
         return environment
 
-    monkeypatch.setattr("vitrail.run.report.page.templates", trusting)
+    monkeypatch.setattr("vitrail.run.report.page.load_templates", trusting)
     source = images(HOSTILE, each=40)
-    bad = make.make(write_run(tmp_path / "run", source, accuracy=0.5), Shelf(source)).path
+    bad = make.write_report(write_run(tmp_path / "run", source, accuracy=0.5), Shelf(source)).path
     tab = browse(bad)
     assert any("Content Security Policy" in words for words in tab.complaints)
     changed = tmp_path / "changed.html"

@@ -1,4 +1,4 @@
-"""Several runs side by side: who is better, and whether that is more than chance."""
+"""Runs compared: which is better, and whether the difference is significant."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from tests.run.fabricated import images, write_run
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import mcnemar
 from vitrail.run import predictions
-from vitrail.run.report.compare import compare, page, row
+from vitrail.run.report.compare import compare, render_comparison
 
 NAMES = ["cat", "dog", "<b>emu</b>"]
 
@@ -28,77 +28,101 @@ def runs(tmp_path_factory, source):
     ]
 
 
-def test_each_run_is_held_against_the_best(runs):
-    good, near, bad = compare(runs)
-    assert good.difference is None and good.words == "is the best on test images"
-    assert bad.difference.more_than_chance and "more than chance: p < 0.0001" in bad.words
-    assert not near.difference.more_than_chance and "could be chance: p = " in near.words
-    assert "on the same 60 test images" in near.words
+def test_each_run_is_compared_with_the_best(runs):
+    good, near, bad = compare(*runs).runs
+    assert good.difference is None and good.verdict == "has the highest test accuracy"
+    assert bad.difference.more_than_chance and "a significant difference: p < 0.0001" in bad.verdict
+    assert (
+        not near.difference.more_than_chance
+        and "not a significant difference: p = " in near.verdict
+    )
+    assert "on the same 60 test images" in near.verdict
 
 
-def test_the_chance_is_that_of_mcnemar(runs):
-    kept = [predictions.read(folder).splits["test"] for folder in runs]
+def test_the_p_value_is_that_of_mcnemar(runs):
+    kept = [predictions.load_predictions(folder).splits["test"] for folder in runs]
     p = mcnemar(kept[1].predicted, kept[0].predicted, kept[0].labels)
-    assert compare(runs)[1].difference.p == p
+    assert compare(*runs).runs[1].difference.p == p
 
 
-def test_several_comparisons_must_each_be_surer(runs, monkeypatch):
+def test_several_comparisons_share_the_significance_level(runs, monkeypatch):
     monkeypatch.setattr("vitrail.evaluation.metrics.mcnemar", lambda *_: 0.03)
-    assert compare(runs[:2])[1].difference.more_than_chance
-    near = compare(runs)[1]
+    assert compare(*runs[:2]).runs[1].difference.more_than_chance
+    near = compare(*runs).runs[1]
     assert not near.difference.more_than_chance
-    assert "as one of 2 comparisons it counts below 0.025" in near.words
+    assert "2 comparisons: significant below 0.025" in near.verdict
 
 
 def test_other_test_images_are_not_compared(runs, tmp_path):
     other = write_run(tmp_path / "other", images(NAMES, each=120), 0.5)
-    found = compare([runs[0], other])[1].difference
-    assert found.p is None and found.more_than_chance is None
-    assert found.words == f"cannot be compared with {runs[0]}; they saw other test images"
+    entry = compare(runs[0], other).runs[1]
+    assert entry.difference.p is None and entry.difference.more_than_chance is None
+    assert entry.verdict == f"cannot be compared with {runs[0]}; the test images differ"
 
 
-def test_a_better_run_on_other_images_does_not_hide_those_on_the_same(runs, tmp_path):
+def test_runs_are_compared_with_the_best_on_the_same_images(runs, tmp_path):
     other = write_run(tmp_path / "other", images(NAMES, each=120), 1.0)
-    good, bad, alone = compare([runs[0], runs[2], other])
-    assert good.words == "is the best of the 2 runs with its test images"
+    good, bad, alone = compare(runs[0], runs[2], other).runs
+    assert good.verdict == "has the highest test accuracy of the 2 runs with its test images"
     assert bad.difference.to == str(runs[0]) and bad.difference.more_than_chance
-    assert alone.words == "is the only one with its test images"
+    assert alone.verdict == "is the only run with these test images"
 
 
-def test_runs_without_predictions_are_told_what_to_do(runs, source, tmp_path):
+def test_missing_predictions_are_reported_with_advice(runs, source, tmp_path):
     bare = write_run(tmp_path / "bare", source, 0.5)
     (bare / "predictions.safetensors").unlink()
     assert (
-        f"kept no predictions; `vitrail report {bare}` makes them"
-        in compare([runs[0], bare])[1].words
+        f"has no predictions; `vitrail report {bare}` creates them"
+        in compare(runs[0], bare).runs[1].verdict
     )
 
 
 def test_an_unfinished_run_has_dashes(runs, source, tmp_path):
     begun = write_run(tmp_path / "begun", source)
     (begun / "metrics.json").unlink()
-    entry = compare([runs[0], begun])[1]
-    assert row(entry)[5:] == ["-"] * 4 and "is not finished" in entry.words
+    entry = compare(runs[0], begun).runs[1]
+    assert entry.to_row()[5:] == ["-"] * 4 and "is not finished" in entry.verdict
 
 
-def test_one_run_or_the_same_twice_is_refused(runs):
+def test_one_run_or_the_same_twice_is_an_error(runs):
     with pytest.raises(UserError, match="give at least two"):
-        compare(runs[:1])
+        compare(*runs[:1])
     with pytest.raises(UserError, match="is given twice"):
-        compare([runs[0], runs[0].parent / "near" / ".." / "good"])
+        compare(runs[0], runs[0].parent / "near" / ".." / "good")
 
 
 def test_the_page_is_offline_and_names_every_run(runs):
-    html = page(compare(runs))
+    html = render_comparison(compare(*runs))
     assert "<script" not in html and "http:" not in html.replace("http://www.w3.org", "")
     assert all(str(folder) in html for folder in runs)
     assert html.count("<svg") == 2
 
 
-def test_equal_runs_are_no_difference(source, tmp_path):
+def test_equal_runs_do_not_differ(source, tmp_path):
     folders = [write_run(tmp_path / name, source, 0.7, seed=5) for name in "ab"]
-    one, other = compare(folders)
+    one, other = compare(*folders).runs
     assert one.difference is None and other.difference.p == 1.0
-    assert other.words.startswith(f"as {folders[0]}; could be chance: p = 1")
-    seen = [predictions.read(folder).splits["test"].predicted for folder in folders]
+    assert other.verdict.startswith(
+        f"same test accuracy as {folders[0]}; not a significant difference: p = 1"
+    )
+    seen = [predictions.load_predictions(folder).splits["test"].predicted for folder in folders]
     assert torch.equal(*seen)
+
+
+def test_the_comparison_is_readable_as_text_and_html(runs):
+    comparison = compare(*runs)
+    text, html = repr(comparison), comparison._repr_html_()
+    assert len(text.splitlines()) == 1 + 2 * len(runs)
+    assert text.splitlines()[0].split()[:3] == ["run", "data", "model"]
+    assert html.count("<tr>") == 1 + len(runs) and "has the highest test accuracy" in html
+
+
+def test_the_document_has_an_entry_for_each_run(runs):
+    good, _, bad = compare(*runs).to_dict()["runs"]
+    assert good["against"] is None and good["run"] == str(runs[0])
+    assert list(bad["against"]) == ["to", "points", "p", "images", "more_than_chance"]
+
+
+def test_a_page_can_be_written(runs, tmp_path):
+    compare(*runs).write_page(tmp_path / "compare.html")
+    assert "Comparison of 3 runs" in (tmp_path / "compare.html").read_text()

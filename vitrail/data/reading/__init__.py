@@ -1,1 +1,1 @@
-"""How images get into memory fast: worker processes, caches, buffers."""
+"""Reading images fast: worker processes, caches, buffers."""

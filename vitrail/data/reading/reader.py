@@ -1,88 +1,102 @@
-"""One image of a data set, as large as it is kept: what the cache holds, and what it saves."""
+"""Reads one image of a data set at the size in which it is cached or trained on."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.config import Preprocess
-from vitrail.data.image import Pixels, facts, load_image
-from vitrail.data.preprocess import fit, shrink
-from vitrail.data.reading.workers import Note, Slot, ahead
+from vitrail.data.image import Pixels, image_info, load_image
+from vitrail.data.preprocess import resize_and_crop, shrink_to_cover
+from vitrail.data.reading.contents import contents_of, expect_reads
+from vitrail.data.reading.workers import ReportItem, Slot, prefetch
 from vitrail.data.source import Source
-from vitrail.errors import Refused, UserError
+from vitrail.errors import OutOfResources, UserError
 
-Items = NDArray[np.int64]  # numbers of images in their source
+Items = NDArray[np.int64]  # indices of images in their source
 
-SPARE = 1.3  # whole images are kept this much larger than the model sees, for random crops
-CHUNK = 4  # images that a worker decodes before it answers
-SAMPLE = 64  # images whose headers tell how much room all will need
+CROP_MARGIN = 1.3  # uncropped images are stored this much larger than the input, for random crops
+CHUNK_ITEMS = 4  # images per task of a decoding worker
+HEADER_SAMPLE = 64  # images whose headers predict the memory for all
+MAX_STAGED = 2**23  # bytes of encoded files per slot: 32 slots, of 8 workers, take 256 MB at most
 
 
 @dataclass(frozen=True)
 class Reader:
     source: Source
-    view: Preprocess
-    whole: bool  # all of the image, made smaller; else what evaluation sees of it
+    preprocess: Preprocess
+    uncropped: bool  # keep the whole image, downscaled, for random crops; else the center crop
 
-    def __call__(self, item: int) -> Pixels:
-        """A whole image as (height, width, channels), else (channels, height, width)."""
+    def __call__(self, item: int, content: bytes | None = None) -> Pixels:
+        """Reads an image: uncropped as (height, width, channels), else (channels, height, width).
+
+        `content` is the encoded file, if it is in memory already.
+        """
         try:
-            pixels = load_image(self.source[item].content, self.view.channels)
+            encoded = self.source[item].content if content is None else content
+            pixels = load_image(encoded, self.preprocess.channels)
         except UserError as error:
             raise type(error)(f"{self.source.ids[item]}: {error}") from error
-        if self.whole:
-            return shrink(pixels, self.spare, self.view.interpolation)
-        return np.ascontiguousarray(fit(self.view, pixels).transpose(2, 0, 1))
+        if self.uncropped:
+            return shrink_to_cover(pixels, self.stored_size, self.preprocess.interpolation)
+        return np.ascontiguousarray(resize_and_crop(self.preprocess, pixels).transpose(2, 0, 1))
 
     @property
-    def spare(self) -> tuple[int, int]:
-        return int(SPARE * self.view.height), int(SPARE * self.view.width)
+    def stored_size(self) -> tuple[int, int]:
+        """The height and width that an uncropped image just covers."""
+        return int(CROP_MARGIN * self.preprocess.height), int(CROP_MARGIN * self.preprocess.width)
 
-    def room(self, items: Items) -> int:
-        """Bytes that these images need, told from the headers of a few."""
-        if not self.whole:
-            return len(items) * self.view.height * self.view.width * self.view.channels
-        some = items[np.linspace(0, len(items) - 1, min(SAMPLE, len(items))).astype(int)]
-        needs = [need for item in some.tolist() if (need := self.need(item))]
-        return int(np.mean(needs) * len(items)) if needs else 0
+    def estimate_bytes(self, items: Items) -> int:
+        """Estimates the memory for these images from the headers of a few."""
+        if not self.uncropped:
+            pixels = self.preprocess.height * self.preprocess.width
+            return len(items) * pixels * self.preprocess.channels
+        sample = items[np.linspace(0, len(items) - 1, min(HEADER_SAMPLE, len(items))).astype(int)]
+        expect_reads(self.source, sample)
+        sizes = [size for item in sample.tolist() if (size := self.estimate_item_bytes(item))]
+        return int(np.mean(sizes) * len(items)) if sizes else 0
 
-    def need(self, item: int) -> int | None:
-        """Bytes that one image needs; None if it is broken."""
+    def estimate_item_bytes(self, item: int) -> int | None:
+        """Estimates the memory for one image from its header; None if it is broken."""
         try:
             content = self.source[item].content
-            header = None if isinstance(content, np.ndarray) else facts(content)
+            header = None if isinstance(content, np.ndarray) else image_info(content)
             if header is None:
                 height, width = load_image(content, None).shape[:2]
             else:
                 height, width = header.height, header.width
         except UserError:
             return None
-        ratio = min(1.0, max(self.spare[0] / height, self.spare[1] / width))
-        return int(height * width * ratio**2) * self.view.channels
+        ratio = min(1.0, max(self.stored_size[0] / height, self.stored_size[1] / width))
+        return int(height * width * ratio**2) * self.preprocess.channels
 
-    def packed(self, item: int) -> bool:
-        """Whether this image is a file to decode, which is worth a worker, or already pixels."""
+    def is_encoded(self, item: int) -> bool:
+        """Whether an image must be decoded, which is worth a worker, or is an array of pixels."""
+        expect_reads(self.source, np.array([item]))
         try:
             return not isinstance(self.source[item].content, np.ndarray)
         except UserError:
             return True
 
 
-def decode(reader: Reader, items: Items, workers: int) -> Iterator[tuple[int, Pixels | str]]:
-    """Each item with its pixels, which are valid until the next one, or why it cannot be read."""
+def decode_items(reader: Reader, items: Items, workers: int) -> Iterator[tuple[int, Pixels | str]]:
+    """Yields each item with its pixels, valid until the next one, or why it cannot be read."""
     if not len(items):
         return
-    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
-    if len(chunks) <= workers or not reader.packed(int(items[0])):
+    chunks = [items[start : start + CHUNK_ITEMS] for start in range(0, len(items), CHUNK_ITEMS)]
+    if len(chunks) <= workers or not reader.is_encoded(int(items[0])):
         workers = 0
-    height, width = reader.spare
-    room = 2 * height * width * reader.view.channels  # sides of 1 : 2
     name = reader.source.ids.__getitem__
-    for chunk, images, slot in ahead(
-        Decode(reader), chunks, workers=workers, room=CHUNK * room if workers else 0, name=name
+    for chunk, images, slot in prefetch(
+        DecodeChunk(reader),
+        chunks,
+        workers=workers,
+        slot_size=decoding_slot_size(reader, chunks) if workers else 0,
+        stage=StageContents(reader.source),
+        name=name,
     ):
         start = 0
         for item, image in zip(chunk.tolist(), images, strict=True):
@@ -94,31 +108,82 @@ def decode(reader: Reader, items: Items, workers: int) -> Iterator[tuple[int, Pi
                 yield item, image
 
 
+def decoding_slot_size(reader: Reader, chunks: list[Items]) -> int:
+    """Returns the bytes that hold a chunk of decoded images, and of buffered encoded ones."""
+    height, width = reader.stored_size
+    decoded = 2 * CHUNK_ITEMS * height * width * reader.preprocess.channels  # sides of 1 : 2
+    if not len(contents_of(reader.source)):
+        return decoded
+    encoded = max(int(reader.source.sizes[chunk].sum()) for chunk in chunks)
+    return max(decoded, min(encoded, MAX_STAGED))
+
+
+class StagedChunk(NamedTuple):
+    """The items of a chunk and the size of each content in the slot; 0: to be read from disk."""
+
+    items: Items
+    sizes: list[int]
+
+
 @dataclass(frozen=True)
-class Decode:
-    """The work on one chunk: pixels go into the slot and only their shape is answered."""
+class StageContents:
+    """Moves the contents that earlier passes read from the source's buffer into a worker's slot."""
+
+    source: Source
+
+    def __call__(self, chunk: Items, slot: Slot) -> StagedChunk:
+        contents = contents_of(self.source)
+        start, sizes = 0, []
+        for item in chunk.tolist():
+            content = contents.take(item)
+            if content is None or start + len(content) > len(slot):
+                sizes.append(0)
+                continue
+            end = start + len(content)
+            slot[start:end] = np.frombuffer(content, np.uint8)
+            sizes.append(len(content))
+            start = end
+        return StagedChunk(chunk, sizes)
+
+
+@dataclass(frozen=True)
+class DecodeChunk:
+    """Decodes a chunk in a worker: pixels go into the slot, and only their shapes are returned."""
 
     reader: Reader
 
     def __call__(
-        self, chunk: Items, slot: Slot, note: Note
+        self, chunk: Items | StagedChunk, slot: Slot, report_item: ReportItem
     ) -> list[tuple[int, ...] | Pixels | str]:
-        answers: list[tuple[int, ...] | Pixels | str] = []
+        if isinstance(chunk, StagedChunk):
+            items, contents = chunk.items, unstage(chunk, slot)
+        else:
+            items, contents = chunk, [None] * len(chunk)
+        results: list[tuple[int, ...] | Pixels | str] = []
         start = 0
-        for item in chunk.tolist():
-            note(item)
+        for item, content in zip(items.tolist(), contents, strict=True):
+            report_item(item)
             try:
-                pixels = self.reader(item)
-            except Refused:
+                pixels = self.reader(item, content)
+            except OutOfResources:
                 raise
             except UserError as error:
-                answers.append(str(error))
+                results.append(str(error))
                 continue
             end = start + pixels.size
             if end <= len(slot):
                 slot[start:end] = pixels.reshape(-1)
-                answers.append(pixels.shape)
+                results.append(pixels.shape)
                 start = end
             else:
-                answers.append(pixels)
-        return answers
+                results.append(pixels)
+        return results
+
+
+def unstage(chunk: StagedChunk, slot: Slot) -> list[bytes | None]:
+    """Copies the contents out of the slot, before decoded pixels overwrite them."""
+    ends = np.cumsum(chunk.sizes)
+    return [
+        slot[end - size : end].tobytes() if size else None
+        for size, end in zip(chunk.sizes, ends.tolist(), strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""Processes that work ahead, in order; one that dies is reported with what it was doing."""
+"""Worker processes that prefetch in order; one that dies is reported with the item it was on."""
 
 import mmap
 import multiprocessing
@@ -18,210 +18,241 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail import files
-from vitrail.data.reading.memory import SHARED, ask_for_pages, keep_freed_memory
-from vitrail.errors import Refused, UserError
+from vitrail.data.reading.memory import (
+    SHARED_BLOCKS,
+    local_world_size,
+    prefault,
+    retain_freed_memory,
+)
+from vitrail.errors import OutOfResources, UserError
 
-Slot = NDArray[np.uint8]  # memory that both sides see: nothing large goes through the pipe
-Note = Callable[[int], None]
+Slot = NDArray[np.uint8]  # shared memory for images, which are too large for a pipe
+ReportItem = Callable[[int], None]
 Task = TypeVar("Task")
 Reply = TypeVar("Reply")
-# Does one task: may fill the slot, answers something small, and notes each item it is on.
-Work = Callable[[Task, Slot, Note], Reply]
-Answer = tuple[str, Any]  # "done" and the reply, or what went wrong and the message
+# Does one task: may fill the slot, returns something small, and reports each item it starts on.
+Work = Callable[[Task, Slot, ReportItem], Reply]
+# Writes the inputs of a task into its slot, in the main process; returns what to send.
+Stage = Callable[[Task, Slot], Any]
+Message = tuple[str, Any]  # "done" and the reply, or the kind of failure and its message
 
-# A fork shares the decoded images without a copy; macOS forbids it and Windows has none.
-METHOD = "fork" if sys.platform == "linux" else "spawn"
-AHEAD = 2  # tasks in the hands of each worker: one to do, and the next
+TASKS_PER_WORKER = 2  # one that it works on, and the next
+MAX_WORKERS = 8  # more seldom help: the training step becomes the bottleneck
+JOIN_SECONDS = 5  # to learn how a worker died
 
 
 def default_workers() -> int:
-    """One for each core that this process may use, at most 8."""
-    return max(1, min(8, cores() // ranks_here()))
+    """Returns one worker per available core, at most 8, divided among the local ranks."""
+    return max(1, min(MAX_WORKERS, available_cores() // local_world_size()))
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+def available_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux: fewer than all under taskset or in a container
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
-def ranks_here() -> int:
-    """How many training processes `torchrun` started on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def start_method() -> str:
+    """Returns "fork" where it is safe, which shares decoded images without a copy, else "spawn".
+
+    Frameworks of macOS crash in a forked process, and Windows cannot fork.
+    """
+    return "fork" if sys.platform == "linux" and hasattr(os, "fork") else "spawn"
 
 
-def ahead(
+def prefetch(
     work: Work[Task, Reply],
     tasks: Iterable[Task],
     *,
     workers: int,
-    room: int = 0,
+    slot_size: int = 0,
+    stage: Stage[Task] | None = None,
     name: Callable[[int], str] = str,
 ) -> Iterator[tuple[Task, Reply, Slot]]:
-    """Does the tasks in other processes and yields them in order, each with its reply and slot.
+    """Does the tasks in worker processes and yields them in order, each with its reply and slot.
 
-    A slot has `room` bytes and is used again as soon as the next task is asked for. Without workers
-    the same is done here. `name` says what a noted item is called.
+    A slot of `slot_size` bytes is reused as soon as the next task is requested. With 0 workers,
+    this process does the work. `stage` prepares what a worker gets instead of the task itself.
+    `name` returns the name of a reported item.
     """
     if workers == 0:
-        slot = np.empty(room, np.uint8)
+        slot = np.empty(slot_size, np.uint8)
         for task in tasks:
             yield task, work(task, slot, lambda item: None), slot
         return
-    context = multiprocessing.get_context(METHOD)
-    room = max(1, room)
-    count = 2 * AHEAD * workers  # half of the slots for what is done before its turn
-    forked = METHOD == "fork"
-    memory = SHARED.take(count * room) if forked else context.RawArray("B", count * room)
-    team: list[Worker] = []
+    context = multiprocessing.get_context(start_method())
+    slot_size = max(1, slot_size)
+    count = 2 * TASKS_PER_WORKER * workers  # half of the slots for results that wait their turn
+    forks = start_method() == "fork"
+    memory: Any = (
+        SHARED_BLOCKS.acquire(count * slot_size)
+        if forks
+        else context.RawArray("B", count * slot_size)
+    )
+    pool: list[Worker] = []
     try:
         try:
             for _ in range(workers):
-                team.append(Worker(context, work, memory, room, name))
+                pool.append(Worker(context, work, memory, slot_size, name))
         except OSError as error:
-            why = f"cannot start reading process {len(team) + 1}: {files.refusal(error)}"
-            raise UserError(f"{why}, or take --data.workers {len(team)}") from error
-        yield from in_order(team, slots_in(memory, room)[:count], iter(tasks))
+            raise UserError(
+                f"cannot start worker process {len(pool) + 1}: "
+                f"{files.describe_os_error(error)}, or try `data.workers={len(pool)}`"
+            ) from error
+        yield from run_in_order(pool, split_into_slots(memory, slot_size)[:count], tasks, stage)
     finally:
-        for worker in team:
-            worker.process.kill()  # it holds nothing that could be lost
-        for worker in team:
-            if worker.busy:  # until its end it might still write into the memory
+        for worker in pool:
+            worker.process.kill()  # it holds no state that could be lost
+        for worker in pool:
+            if worker.pending:  # until it ends it might still write into the memory
                 worker.process.join()
             worker.pipe.close()
-        if forked:
-            SHARED.give(memory)
+        if forks:
+            SHARED_BLOCKS.release(memory)
 
 
-def in_order(
-    team: "list[Worker]", slots: NDArray[np.uint8], tasks: Iterator[Task]
+def run_in_order(
+    pool: "list[Worker]",
+    slots: NDArray[np.uint8],
+    tasks: Iterable[Task],
+    stage: Stage[Task] | None,
 ) -> Iterator[tuple[Task, Any, Slot]]:
-    """Whoever has least to do takes the next task; what is done waits until its turn comes."""
-    free = list(range(len(slots)))  # the last one used is the first to be used again
-    waiting: deque[tuple[Task, int]] = deque()  # given to a worker, with their slots
-    done: dict[int, Answer] = {}  # by slot
+    """Sends each task to the least busy worker; yields the results in the order of the tasks."""
+    remaining = iter(tasks)
+    free = list(range(len(slots)))  # a stack: the slot used last is still in the processor's cache
+    sent: deque[tuple[Task, int]] = deque()  # tasks and their slots
+    done: dict[int, Message] = {}  # by slot
     while True:
-        done |= answers(team, waiting=False)  # who is done has time for the next task
-        while free and (worker := min(team, key=lambda worker: worker.busy)).busy < AHEAD:
-            if (task := next(tasks, None)) is None:
-                for idle in team:
-                    if not idle.busy:
-                        idle.process.kill()  # now, beside those that still work: it takes a while
+        done |= collect_replies(pool, block=False)
+        while (
+            free and (worker := min(pool, key=lambda one: one.pending)).pending < TASKS_PER_WORKER
+        ):
+            if (task := next(remaining, None)) is None:
+                for idle in pool:
+                    if not idle.pending:
+                        idle.process.kill()  # now, while others still work: it takes a while
                 break
             slot = free.pop()
-            worker.send(slot, task)
-            waiting.append((task, slot))
-        if not waiting:
+            worker.send(slot, stage(task, slots[slot]) if stage else task)
+            sent.append((task, slot))
+        if not sent:
             return
-        task, slot = waiting[0]
+        task, slot = sent[0]
         if slot in done:
-            waiting.popleft()
-            yield task, opened(done.pop(slot)), slots[slot]
+            sent.popleft()
+            yield task, unwrap_reply(done.pop(slot)), slots[slot]
             free.append(slot)
         else:
-            done |= answers(team, waiting=True)
+            done |= collect_replies(pool, block=True)
 
 
-def answers(team: "list[Worker]", waiting: bool) -> dict[int, Answer]:
-    """What the workers have done, by slot; if wanted, as soon as there is something."""
-    found: dict[int, Answer] = {}
-    while pipes := {worker.pipe: worker for worker in team if worker.busy}:
-        ready = wait(pipes, None if waiting and not found else 0)  # so is that of one that died
-        found |= dict(pipes[pipe].receive() for pipe in ready)
+def collect_replies(pool: "list[Worker]", block: bool) -> dict[int, Message]:
+    """Receives the finished tasks, by slot; with `block`, waits for at least one."""
+    replies: dict[int, Message] = {}
+    while pipes := {worker.pipe: worker for worker in pool if worker.pending}:
+        ready = wait(pipes, None if block and not replies else 0)  # also if a worker died
+        replies |= dict(pipes[pipe].receive() for pipe in ready)
         if not ready:
             break
-    return found
+    return replies
 
 
-def opened(answer: Answer) -> Any:
-    kind, content = answer
-    if kind == "refused":
-        raise Refused(content)
-    if kind == "mistake":
+def unwrap_reply(message: Message) -> Any:
+    """Returns the reply, or raises the error that the worker reported."""
+    kind, content = message
+    if kind == "out of resources":
+        raise OutOfResources(content)
+    if kind == "user error":
         raise UserError(content)
     if kind == "bug":
-        raise RuntimeError(f"in a reading process:\n{content}")
+        raise RuntimeError(f"in a worker process:\n{content}")
     return content
 
 
 class Worker:
-    """The other process, seen from this one."""
+    """A worker process, seen from the main process."""
 
-    def __init__(self, context: Any, work: Any, memory: Any, room: int, name: Callable[[int], str]):
-        self.busy = 0  # tasks in its hands
-        self.on = context.RawValue("q", -1)
+    def __init__(
+        self, context: Any, work: Any, memory: Any, slot_size: int, name: Callable[[int], str]
+    ):
+        self.pending = 0  # tasks sent and not yet done
+        self.current_item = context.RawValue("q", -1)
         self.name = name
-        self.pipe, theirs = context.Pipe()
-        arguments = (theirs, work, memory, room, self.on)
-        self.process = context.Process(target=serve, args=arguments, daemon=True)
+        self.pipe, worker_pipe = context.Pipe()
+        arguments = (worker_pipe, work, memory, slot_size, self.current_item)
+        self.process = context.Process(target=run_worker, args=arguments, daemon=True)
         with warnings.catch_warnings():
-            # from Python 3.12 on: torch's idle threads are no danger to a child that starts none
+            # since Python 3.12; torch's idle threads are harmless to a child that starts none
             warnings.filterwarnings("ignore", "This process .* multi-threaded", DeprecationWarning)
             self.process.start()
-        theirs.close()
-        # a script that ends amid an epoch would ask it to end, which it ignores, and wait forever
+        worker_pipe.close()
+        # at exit, multiprocessing would send SIGTERM, which the worker ignores, and wait forever
         Finalize(self, self.process.kill, exitpriority=0)
 
     def send(self, slot: int, task: Any) -> None:
-        self.busy += 1
+        self.pending += 1
         try:
             self.pipe.send((slot, task))
         except OSError as error:
-            raise self.death() from error
+            raise self.describe_death() from error
 
-    def receive(self) -> tuple[int, Answer]:
-        """The slot of a task that is done, and how it went."""
+    def receive(self) -> tuple[int, Message]:
+        """Receives the slot of a finished task and its message."""
         try:
-            slot, answer = self.pipe.recv()
+            slot, message = self.pipe.recv()
         except (EOFError, OSError) as error:
-            raise self.death() from error
-        self.busy -= 1
-        return slot, answer
+            raise self.describe_death() from error
+        self.pending -= 1
+        return slot, message
 
-    def death(self) -> UserError:
-        self.process.join(5)
+    def describe_death(self) -> UserError:
+        self.process.join(JOIN_SECONDS)
         code = self.process.exitcode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-        where = f"on {self.name(self.on.value)}" if self.on.value >= 0 else "starting"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        item = self.current_item.value
+        where = f"while reading {self.name(item)}" if item >= 0 else "while starting"
         return UserError(
-            f"a reading process {how} while it was {where}; look at that file, "
-            f"or try fewer workers if memory was short"
+            f"a worker process {how} {where}; check that file, "
+            f"or lower `data.workers` if memory ran out"
         )
 
 
-def slots_in(memory: Any, room: int) -> NDArray[np.uint8]:
+def split_into_slots(memory: Any, slot_size: int) -> NDArray[np.uint8]:
     slots = np.frombuffer(memory, np.uint8)
-    return slots[: len(slots) // room * room].reshape(-1, room)
+    return slots[: len(slots) // slot_size * slot_size].reshape(-1, slot_size)
 
 
-def serve(pipe: Connection, work: Any, memory: Any, room: int, on: Any) -> None:
-    """The life of a worker: it ends with its parent, and leaves signals to all of them to it."""
+def run_worker(pipe: Connection, work: Any, memory: Any, slot_size: int, current_item: Any) -> None:
+    """The main loop of a worker: ends with its parent, and leaves Ctrl-C and SIGTERM to it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    keep_freed_memory()
-    torch.set_num_threads(1)  # after a fork more than one would wait forever
-    slots, known = slots_in(memory, room), set[int]()
+    retain_freed_memory()
+    torch.set_num_threads(1)  # after a fork, OpenMP with more threads deadlocks
+    slots, prefaulted = split_into_slots(memory, slot_size), set[int]()
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def note(item: int) -> None:
-        on.value = item
+    def report_item(item: int) -> None:
+        current_item.value = item
 
     while pipe in wait([pipe, parent.sentinel]):
         try:
             slot, task = pipe.recv()
         except (EOFError, OSError):
             return
-        if slot not in known and isinstance(memory, mmap.mmap):
-            ask_for_pages(memory, slot * room, room)
-            known.add(slot)
+        if slot not in prefaulted and isinstance(memory, mmap.mmap):
+            prefault(memory, slot * slot_size, slot_size)
+            prefaulted.add(slot)
         try:
-            answer = "done", work(task, slots[slot], note)
-        except Refused as error:
-            answer = "refused", str(error)
+            message = "done", work(task, slots[slot], report_item)
+        except OutOfResources as error:
+            message = "out of resources", str(error)
         except UserError as error:
-            answer = "mistake", str(error)
+            message = "user error", str(error)
         except Exception:
-            answer = "bug", traceback.format_exc()
+            message = "bug", traceback.format_exc()
         try:
-            pipe.send((slot, answer))
-        except OSError:  # nobody is there any more
+            pipe.send((slot, message))
+        except OSError:  # the main process has ended
             return

@@ -1,10 +1,11 @@
-"""The built-in sets: what they hold, where they may lie, and where they come from.
+"""The built-in data sets: their classes and sizes, local folders and downloads.
 
-A checksum stands beside the page or library that publishes it.
+Beside each checksum is the page or library that publishes it.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from vitrail.data.sources.places import data_folder
 
@@ -73,7 +74,7 @@ IMAGENET10 = {  # the ten of Chang et al., Deep Adaptive Image Clustering, 2017
 class Download:
     url: str
     size: int  # bytes
-    md5: str  # guards against damage; https guards against strangers
+    md5: str  # detects damage; https protects against tampering
 
     @property
     def name(self) -> str:
@@ -81,60 +82,62 @@ class Download:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Builtin:
-    """What is known of a set without opening it."""
+class DatasetSpec:
+    """A built-in data set, described without opening it."""
 
     classes: tuple[str, ...]
     train: int  # images in the official training split, from which "val" is taken
     test: int
-    image: int | None  # pixels of a side, of the short one for photos; None if it varies
+    image: int | None  # side in pixels, of photos the short one; None if it varies
     channels: int
-    verified: bool = False  # whether the download was ever tried where this was written
-    folders: tuple[str, ...] = ()  # where the set may lie below VITRAIL_DATA
-    archives: tuple[str, ...] = ()  # official archives, which may lie there too
+    verified: bool = False  # whether the authors tried the download; the packaged digits need none
+    folders: tuple[str, ...] = ()  # where to look for it below VITRAIL_DATA
+    archives: tuple[str, ...] = ()  # official archives to look for there too
     downloads: tuple[Download, ...] = ()
 
 
-def mnist_downloads(root: str, sizes: str, sums: str) -> tuple[Download, ...]:
-    names = [f"{part}-{kind}-ubyte.gz" for part in PARTS for kind in ("images-idx3", "labels-idx1")]
+def list_mnist_downloads(root: str, sizes: str, sums: str) -> tuple[Download, ...]:
+    names = [
+        f"{part}-{kind}-ubyte.gz" for part in MNIST_PARTS for kind in ("images-idx3", "labels-idx1")
+    ]
     return tuple(
         Download(url=f"{root}/{name}", size=int(size), md5=md5)
         for name, size, md5 in zip(names, sizes.split(), sums.split(), strict=True)
     )
 
 
-PARTS = ("train", "t10k")  # what MNIST calls train and test
-SETS = {
-    "digits": Builtin(classes=DIGITS, train=1596, test=201, image=8, channels=1, verified=True),
-    "mnist": Builtin(
+MNIST_PARTS = ("train", "t10k")  # the names of its training and test files
+DATASETS = {
+    "digits": DatasetSpec(classes=DIGITS, train=1596, test=201, image=8, channels=1, verified=True),
+    "mnist": DatasetSpec(
         classes=DIGITS,
         train=60_000,
         test=10_000,
         image=28,
         channels=1,
         folders=("mnist", "mnist/raw", "mnist/MNIST/raw", "MNIST/raw"),
-        downloads=mnist_downloads(  # address and sums: torchvision/datasets/mnist.py
+        downloads=list_mnist_downloads(  # URL and checksums: torchvision/datasets/mnist.py
             "https://ossci-datasets.s3.amazonaws.com/mnist",
             "9912422 28881 1648877 4542",
             "f68b3c2dcbeaaa9fbdd348bbdeb94873 d53e105ee54ea40749a09fcbcd1e9432 "
             "9fb629c4189551a2d022fa330f9573f3 ec29112dd5afa0611ce80d1b7f02629c",
         ),
     ),
-    "fashion-mnist": Builtin(
+    "fashion-mnist": DatasetSpec(
         classes=FASHION,
         train=60_000,
         test=10_000,
         image=28,
         channels=1,
         folders=("fashion-mnist", "fashion-mnist/raw", "FashionMNIST/raw"),
-        downloads=mnist_downloads(  # sums: README of github.com/zalandoresearch/fashion-mnist
+        downloads=list_mnist_downloads(  # checksums: github.com/zalandoresearch/fashion-mnist
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
             "26421880 29515 4422102 5148",
             "8d4fb7e6c68d591d4c3dfef9ec88bf0d 25c81989df183df01b3e8a0aad5dffbe "
             "bef4ecab320f06d8554ea6380940ec79 bb300cfdad3c16e7a12a480ee83cd310",
         ),
     ),
-    "cifar10": Builtin(
+    "cifar10": DatasetSpec(
         classes=CIFAR10,
         train=50_000,
         test=10_000,
@@ -142,7 +145,7 @@ SETS = {
         channels=3,
         folders=("cifar10/cifar-10-batches-bin", "cifar10", "cifar-10-batches-bin"),
         archives=("cifar-10-binary.tar.gz",),
-        downloads=(  # sum: www.cs.toronto.edu/~kriz/cifar.html
+        downloads=(  # checksum: www.cs.toronto.edu/~kriz/cifar.html
             Download(
                 url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
                 size=170_052_171,
@@ -150,7 +153,7 @@ SETS = {
             ),
         ),
     ),
-    "cifar100": Builtin(
+    "cifar100": DatasetSpec(
         classes=tuple(CIFAR100.split()),
         train=50_000,
         test=10_000,
@@ -158,7 +161,7 @@ SETS = {
         channels=3,
         folders=("cifar100/cifar-100-binary", "cifar100", "cifar-100-binary"),
         archives=("cifar-100-binary.tar.gz",),
-        downloads=(  # sum: as above
+        downloads=(  # checksum: as above
             Download(
                 url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
                 size=168_513_733,
@@ -166,7 +169,7 @@ SETS = {
             ),
         ),
     ),
-    "imagenette": Builtin(
+    "imagenette": DatasetSpec(
         classes=tuple(IMAGENETTE.values()),
         train=9469,
         test=3925,
@@ -181,7 +184,7 @@ SETS = {
             ),
         ),
         archives=("imagenette2-320.tgz", "imagenette2.tgz", "imagenette2-160.tgz"),
-        downloads=(  # sum: torchvision/datasets/imagenette.py
+        downloads=(  # checksum: torchvision/datasets/imagenette.py
             Download(
                 url="https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-320.tgz",
                 size=341_663_724,
@@ -189,7 +192,7 @@ SETS = {
             ),
         ),
     ),
-    "imagenet10": Builtin(
+    "imagenet10": DatasetSpec(
         classes=tuple(IMAGENET10.values()),
         train=13_000,
         test=500,
@@ -200,24 +203,77 @@ SETS = {
 }
 
 
-def find(name: str) -> Path | None:
-    """The folder or archive below VITRAIL_DATA that holds the set, if there is one."""
-    root, known = data_folder(), SETS[name]
-    for folder in known.folders:
-        if all(variant(root / folder, file) for file in wanted_files(name)):
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """A built-in data set: its size, and whether it is on this machine.
+
+    >>> digits = vitrail.datasets()[0]
+    >>> digits.classes, digits.train, digits.test, digits.image
+    (10, 1596, 201, 8)
+    """
+
+    name: str
+    classes: int
+    train: int  # images in the official training split
+    test: int  # images in the official test split
+    image: int | None  # side in pixels, of photos the short one; None if it varies
+    channels: int
+    present: bool  # whether it can be opened without a download
+    verified: bool  # whether the authors tried the download; the packaged digits need none
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of `vitrail datasets --json`.
+
+        >>> vitrail.datasets()[0].to_dict()["name"]
+        'digits'
+        """
+        return asdict(self)
+
+
+def datasets() -> list[DatasetInfo]:
+    """The built-in data sets, and which of them are present on this machine.
+
+    >>> [info.name for info in vitrail.datasets() if info.present and info.verified]
+    ['digits']
+    """
+    return [
+        DatasetInfo(
+            name=name,
+            classes=len(spec.classes),
+            train=spec.train,
+            test=spec.test,
+            image=spec.image,
+            channels=spec.channels,
+            present=is_present(name),
+            verified=spec.verified,
+        )
+        for name, spec in DATASETS.items()
+    ]
+
+
+def find_dataset(name: str) -> Path | None:
+    """The folder or archive below VITRAIL_DATA that holds the data set; None if there is none."""
+    root, spec = data_folder(), DATASETS[name]
+    for folder in spec.folders:
+        if all(find_variant(root / folder, file) for file in required_files(name)):
             return root / folder
-    places = (root / folder / archive for folder in (name, "") for archive in known.archives)
-    return next((place for place in places if place.is_file()), None)
+    archives = (root / folder / archive for folder in (name, "") for archive in spec.archives)
+    return next((archive for archive in archives if archive.is_file()), None)
 
 
-def present(name: str) -> bool:
-    return name == "digits" or find(name) is not None
+def is_present(name: str) -> bool:
+    """Whether a built-in data set can be opened without a download."""
+    return name == "digits" or find_dataset(name) is not None
 
 
-def wanted_files(name: str) -> list[str]:
-    """What a folder must hold to be the set."""
+def required_files(name: str) -> list[str]:
+    """The files that the folder of a data set must contain."""
     if "mnist" in name:
-        return [f"{part}-{kind}-ubyte" for part in PARTS for kind in ("images-idx3", "labels-idx1")]
+        return [
+            f"{part}-{kind}-ubyte"
+            for part in MNIST_PARTS
+            for kind in ("images-idx3", "labels-idx1")
+        ]
     if name == "cifar10":
         return [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     if name == "cifar100":
@@ -226,8 +282,8 @@ def wanted_files(name: str) -> list[str]:
     return [f"{part}/{wnid}/" for part in ("train", "val") for wnid in wnids]
 
 
-def variant(folder: Path, name: str) -> Path | None:
-    """The file or folder under its official name, zipped or not; or MNIST's with a dot in it."""
+def find_variant(folder: Path, name: str) -> Path | None:
+    """A file or folder by its official name; MNIST's also compressed, or with ".idx" for "-idx"."""
     names = [name]
     if "-idx" in name:
         names = [name, f"{name}.gz", dotted := name.replace("-idx", ".idx"), f"{dotted}.gz"]

@@ -1,6 +1,5 @@
-"""Fetches a file over https: resumed after a cut, checked before use, never half there."""
+"""Downloads a file over https: resumed when interrupted, verified before use, atomic."""
 
-import fcntl
 import hashlib
 import http.client
 import os
@@ -12,21 +11,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from vitrail import __version__, files
 from vitrail.data.sources.catalogue import Download
-from vitrail.display.progress import bar
+from vitrail.display.progress import progress_bar
 from vitrail.errors import UserError
 
-TRIES = 5  # in a row without a new byte
+MAX_FAILURES = 5  # consecutive attempts without a new byte
 TIMEOUT = 30  # seconds without an answer
 CHUNK = 2**18  # bytes
+RETRIABLE_STATUS = (408, 429)  # request timeout and too many requests, beside all server errors
 
 
-class Cut(Exception):
-    """The connection failed in a way that may pass."""
+class ConnectionLost(Exception):
+    """The connection failed in a way that a retry may mend."""
 
 
-def fetch(
+def download_file(
     download: Download,
     folder: Path,
     *,
@@ -34,9 +36,9 @@ def fetch(
     schemes: tuple[str, ...] = ("https",),
     pause: float = 1.0,
 ) -> Path:
-    """The file in `folder`, fetched unless it is there; a cut download goes on where it stopped.
+    """Downloads a file into `folder` unless it is there; resumes an interrupted download.
 
-    Hold `locked(folder)` around it: two downloads of one file would write into each other.
+    Call it inside `lock_downloads(folder)`: two downloads of one file would overwrite each other.
     """
     target = folder / download.name
     part = folder / f"{download.name}.part"
@@ -44,65 +46,68 @@ def fetch(
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        complete(download, part, progress, schemes, pause)
-        files.sync(part)
-        part.rename(target)
-        files.sync(folder)
+        download_and_verify(download, part, progress, schemes, pause)
+        files.fsync(part)
+        part.replace(target)
+        files.fsync(folder)
     except OSError as error:
-        raise UserError(cannot_write(target, error)) from error
+        raise UserError(describe_write_error(target, error)) from error
     return target
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time downloads into a folder; the others wait."""
+def lock_downloads(folder: Path) -> Iterator[None]:
+    """Lets one process at a time download into a folder; the others wait."""
+    lock = FileLock(folder / ".lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        lock.acquire()
     except OSError as error:
-        raise UserError(cannot_write(folder, error)) from error
+        raise UserError(describe_write_error(folder, error)) from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
-def cannot_write(path: Path, error: OSError) -> str:
-    return f"cannot write {path}: {error.strerror}; VITRAIL_DATA can name another folder"
+def describe_write_error(path: Path, error: OSError) -> str:
+    return f"cannot write {path}: {error.strerror}; set VITRAIL_DATA to another folder"
 
 
-def complete(
+def download_and_verify(
     download: Download, part: Path, progress: bool, schemes: tuple[str, ...], pause: float
 ) -> None:
-    """Fills `part` until it has all bytes and the right checksum."""
+    """Completes the partial file and verifies its checksum."""
     part.touch()
     if part.stat().st_size > download.size:
         part.write_bytes(b"")
-    for begun in (part.stat().st_size > 0, False):
-        fill(download, part, progress, schemes, pause)
+    for resumed in (part.stat().st_size > 0, False):
+        download_with_retries(download, part, progress, schemes, pause)
         with open(part, "rb") as file:
-            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
-        if found.hexdigest() == download.md5:
+            checksum = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
+        if checksum.hexdigest() == download.md5:
             return
         part.write_bytes(b"")
-        if not begun:  # an old beginning may be to blame; a fresh download is not
+        if not resumed:  # a resumed download may have started from another version; try once more
             break
     raise UserError(
-        f"{download.url} has checksum {found.hexdigest()}, not {download.md5}; it was thrown away"
+        f"{download.url} has checksum {checksum.hexdigest()}, expected {download.md5}; "
+        "the download was deleted"
     )
 
 
-def fill(
+def download_with_retries(
     download: Download, part: Path, progress: bool, schemes: tuple[str, ...], pause: float
 ) -> None:
     failures, have = 0, part.stat().st_size
-    with bar(f"downloading {download.name}", download.size, show=progress, sizes=True) as advance:
+    with progress_bar(
+        f"downloading {download.name}", download.size, show=progress, in_bytes=True
+    ) as advance:
         advance(have)
         while have < download.size:
             before = have
             try:
-                for start, chunk in chunks(download, have, schemes):
+                for start, chunk in request_chunks(download, have, schemes):
                     with open(part, "r+b") as file:
                         file.truncate(start)
                         file.seek(start)
@@ -111,21 +116,25 @@ def fill(
                     have = start + len(chunk)
                     if have > download.size:
                         break
-                why = f"only {have} of {download.size} bytes came"
-            except Cut as error:
+                why = f"received only {have} of {download.size} bytes"
+            except ConnectionLost as error:
                 why = str(error)
             if have < download.size:
                 failures = 0 if have > before else failures + 1
-                if failures >= TRIES:
-                    raise UserError(gave_up(download, part, why))
+                if failures >= MAX_FAILURES:
+                    raise UserError(describe_failure(download, part, why))
                 time.sleep(pause * failures)
     if have > download.size:
         part.write_bytes(b"")
-        raise UserError(f"{download.url} is larger than its {download.size} bytes; thrown away")
+        raise UserError(
+            f"{download.url} has more than {download.size} bytes; the download was deleted"
+        )
 
 
-def chunks(download: Download, have: int, schemes: tuple[str, ...]) -> Iterator[tuple[int, bytes]]:
-    """Pieces of the file and where each begins: at `have`, or at 0 if the server cannot go on."""
+def request_chunks(
+    download: Download, have: int, schemes: tuple[str, ...]
+) -> Iterator[tuple[int, bytes]]:
+    """Chunks with their offsets, from `have` on, or from 0 if the server ignores the range."""
     check_scheme(download.url, schemes)
     request = urllib.request.Request(download.url, headers={"User-Agent": f"vitrail/{__version__}"})
     if have:
@@ -133,31 +142,31 @@ def chunks(download: Download, have: int, schemes: tuple[str, ...]) -> Iterator[
     try:
         opener = urllib.request.build_opener(SafeRedirect(schemes))
         with opener.open(request, timeout=TIMEOUT) as response:
-            start = have if answers_range(response, have) else 0
+            start = have if supports_range(response, have) else 0
             while chunk := response.read(CHUNK):
                 yield start, chunk
                 start += len(chunk)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code < 500 and error.code not in (408, 429):
+        if error.code < 500 and error.code not in RETRIABLE_STATUS:
             raise UserError(f"{download.url} answers {error.code} {error.reason}") from error
-        raise Cut(f"{error.code} {error.reason}") from error
+        raise ConnectionLost(f"{error.code} {error.reason}") from error
     except urllib.error.URLError as error:
-        raise Cut(str(error.reason)) from error
+        raise ConnectionLost(str(error.reason)) from error
     except (http.client.HTTPException, OSError) as error:
-        raise Cut(str(error) or type(error).__name__) from error
+        raise ConnectionLost(str(error) or type(error).__name__) from error
 
 
-def answers_range(response: Any, have: int) -> bool:
+def supports_range(response: Any, have: int) -> bool:
     if response.status != http.HTTPStatus.PARTIAL_CONTENT:
         return False
     if not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-        raise Cut("the server sent another part than asked for")
+        raise ConnectionLost("the server sent another range than requested")
     return True
 
 
 class SafeRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows a redirection, but never to a place without encryption."""
+    """Follows a redirect, but never to a URL without encryption."""
 
     def __init__(self, schemes: tuple[str, ...]):
         self.schemes = schemes
@@ -175,13 +184,13 @@ class SafeRedirect(urllib.request.HTTPRedirectHandler):
 
 def check_scheme(url: str, schemes: tuple[str, ...]) -> None:
     if url.split(":", 1)[0].lower() not in schemes:
-        raise UserError(f"{url} is not {' or '.join(schemes)}; nothing was fetched")
+        raise UserError(f"{url} is not {' or '.join(schemes)}; nothing was downloaded")
 
 
-def gave_up(download: Download, part: Path, why: str) -> str:
+def describe_failure(download: Download, part: Path, why: str) -> str:
     have = os.path.getsize(part)
-    again = "; the same command goes on from there" if have else ""
+    hint = "; run the same command again to resume" if have else ""
     return (
         f"cannot download {download.url}: {why} ({have / 1e6:.0f} of {download.size / 1e6:.0f} MB "
-        f"came{again}); or put {download.name} into {part.parent} yourself"
+        f"received{hint}); or put {download.name} into {part.parent} yourself"
     )

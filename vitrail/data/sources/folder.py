@@ -1,8 +1,8 @@
 """A folder of class folders, with or without `train/ val/ test/` above them.
 
-Hidden files and folders and what systems leave behind (`Thumbs.db`) do not exist here. Folders
-inside a class folder belong to the class. Links to folders are not followed, so a loop cannot be
-entered, nor are links to files outside; what is left out is named in `ignored`.
+Skips hidden files and folders, and those that systems create (`Thumbs.db`). Folders inside a class
+folder belong to the class. Does not follow links to folders, which could form a loop, nor links to
+files outside; `ignored` lists every file that was left out, with the reason.
 """
 
 import os
@@ -15,17 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.image import SUFFIXES, read_file
+from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.source import Item
-from vitrail.data.sources.names import Names, match, tidy
-from vitrail.data.split import SPLITS, settle
+from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
+from vitrail.data.split import SPLIT_ALIASES, assign_splits
+from vitrail.display.text import format_count
 from vitrail.errors import UserError
 
-LITTER = {"thumbs.db", "desktop.ini", "__macosx", "@eadir"}  # hidden, though without a dot
+# Created by Windows, macOS and Synology: hidden there, but without a dot in front.
+SYSTEM_FILES = {"thumbs.db", "desktop.ini", "__macosx", "@eadir"}
 
 
 @dataclass(frozen=True, eq=False)
-class Files:
-    """Image files with their labels: what a folder or a table holds."""
+class FileSource:
+    """Image files and their labels, from a folder or a table."""
 
     name: str
     path: Path  # the folder or table
@@ -33,26 +36,32 @@ class Files:
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
     splits: NDArray[np.str_]
-    ids: Names
+    ids: PackedNames
     sizes: NDArray[np.int64]
     dates: NDArray[np.int64]
     ignored: dict[str, str]
+    contents: ContentBuffer = field(default_factory=ContentBuffer, repr=False)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, index: int) -> Item:
-        name, size = self.ids[index], int(self.sizes[index])
-        content = read_file(os.path.join(self.root, name))
-        if len(content) != size:
-            raise UserError(f"changed since it was listed: {len(content)} bytes instead of {size}")
+        name = self.ids[index]
+        path = os.path.join(self.root, name)
+        content = self.contents.read(index, path, lambda: self._read(index, path))
         suffix = os.path.splitext(name)[1].lower()
         return Item(content, int(self.labels[index]), name, suffix)
+
+    def _read(self, index: int, path: str) -> bytes:
+        content, size = read_file(path), int(self.sizes[index])
+        if len(content) != size:
+            raise UserError(f"changed since it was listed: {len(content)} bytes, expected {size}")
+        return content
 
 
 @dataclass
 class Folder:
-    """One folder met on the walk, with the images directly inside."""
+    """One folder below the root, with the images directly inside."""
 
     parts: tuple[str, ...]  # its path below the root
     names: list[str] = field(default_factory=list)  # paths of the images below the root
@@ -60,157 +69,163 @@ class Folder:
     dates: list[int] = field(default_factory=list)
 
 
-def open_folder(path: Path, *, classes: Sequence[str] | None, split: bool, progress: bool) -> Files:
-    """All images below class folders; the names of the folders are the classes."""
+def open_folder(
+    path: Path, *, classes: Sequence[str] | None, split: bool, progress: bool
+) -> FileSource:
+    """All images below class folders; the names of these folders are the classes."""
     ignored: dict[str, str] = {}
-    folders = list(walk(path, ignored))
+    folders = list(scan_folders(path, ignored))
     if not any(folder.names for folder in folders):
-        raise UserError(nothing_there(path, ignored))
-    places = [place(folder, split_tops(folders)) for folder in folders]
+        raise UserError(describe_no_images(path, ignored))
+    split_folders = find_split_folders(folders)
     used = []
-    for folder, (given, name) in zip(folders, places, strict=True):
+    for folder in folders:
+        given, name = split_and_class(folder, split_folders)
         if name is None:
-            ignored |= dict.fromkeys(folder.names, "in no class folder")
+            ignored |= dict.fromkeys(folder.names, "not in a class folder")
         elif folder.names or split:  # a class without images is a mistake, but not in a test set
-            used.append((folder, given, tidy(name)))
+            used.append((folder, given, normalise_name(name)))
     if not any(folder.names for folder, _, _ in used):
         raise UserError(
-            f"the images of {path} lie in no class folders; "
-            f"put those of each class into a folder of its own, or write a table of them"
+            f"the images of {path} are not in class folders; "
+            f"put those of each class into a folder of its own, or list them in a table"
         )
-    found = {name: f"folder {'/'.join(folder.parts)}" for folder, _, name in used}
-    if split and len(found) == 1:
-        raise UserError(one_class(path, folders, next(iter(found))))
-    names, index = match(found, classes)
+    labels = {name: f"folder {'/'.join(folder.parts)}" for folder, _, name in used}
+    if split and len(labels) == 1:
+        raise UserError(describe_single_class(path, folders, next(iter(labels))))
+    names, index = match_labels(labels, classes)
     parts = [(folder, given, index[name]) for folder, given, name in used]
-    source = gather(path, path.resolve().name or "data", names, parts, ignored)
-    return settle(source, split=split, progress=progress)
+    source = merge_folders(path, path.resolve().name or "data", names, parts, ignored)
+    return assign_splits(source, split=split, progress=progress)
 
 
-def gather(
+def merge_folders(
     path: Path,
     name: str,
     classes: tuple[str, ...],
     parts: list[tuple[Folder, str, int]],
     ignored: dict[str, str],
-) -> Files:
-    """One source of many folders, each with its split, if it has one, and its class."""
+) -> FileSource:
+    """One source from many folders, each with its split ("" if none is given) and its class."""
     counts = [len(folder.names) for folder, _, _ in parts]
-    return Files(
+    return FileSource(
         name=name,
         path=path.absolute(),
         root=path.absolute(),
         classes=classes,
         labels=np.repeat(np.array([label for _, _, label in parts], np.int64), counts),
         splits=np.repeat(np.array([given for _, given, _ in parts], "<U5"), counts),
-        ids=Names(file for folder, _, _ in parts for file in folder.names),
+        ids=PackedNames(file for folder, _, _ in parts for file in folder.names),
         sizes=np.array([size for folder, _, _ in parts for size in folder.sizes], np.int64),
         dates=np.array([date for folder, _, _ in parts for date in folder.dates], np.int64),
         ignored=ignored,
     )
 
 
-def walk(root: Path, ignored: dict[str, str], start: tuple[str, ...] = ()) -> Iterator[Folder]:
-    """Every visible folder from `start` on, sorted by name; notes in `ignored` what is no image."""
-    inside = os.path.realpath(root)
-    todo = [start]
-    while todo:
-        folder = Folder(todo.pop())
-        deeper = []
-        for entry in entries(root, folder.parts):
+def scan_folders(
+    root: Path, ignored: dict[str, str], start: tuple[str, ...] = ()
+) -> Iterator[Folder]:
+    """Every visible folder below `start`, sorted by name; adds other files to `ignored`."""
+    real_root = os.path.realpath(root)
+    queue = [start]
+    while queue:
+        folder = Folder(queue.pop())
+        subfolders = []
+        for entry in list_visible(root, folder.parts):
             name = "/".join([*folder.parts, entry.name])
             if entry.is_dir(follow_symlinks=False):
-                deeper.append((*folder.parts, entry.name))
-            elif why := unfit(entry, inside):
+                subfolders.append((*folder.parts, entry.name))
+            elif why := reason_to_ignore(entry, real_root):
                 ignored[name] = why
-            elif status := status_of(entry):
+            elif status := stat_entry(entry):
                 folder.names.append(name)
                 folder.sizes.append(status.st_size)
                 folder.dates.append(status.st_mtime_ns)
             else:
-                ignored[name] = "gone while the folder was read"
-        todo += reversed(deeper)
+                ignored[name] = "deleted while the folder was read"
+        queue += reversed(subfolders)
         yield folder
 
 
-def entries(root: Path, parts: tuple[str, ...]) -> list[os.DirEntry[str]]:
-    """What a folder holds, sorted, without what is hidden."""
+def list_visible(root: Path, parts: tuple[str, ...]) -> list[os.DirEntry[str]]:
+    """The entries of a folder that are not hidden, sorted."""
     path = os.path.join(root, *parts)
     try:
-        with os.scandir(path) as found:
-            visible = [entry for entry in found if not hidden(entry.name)]
+        with os.scandir(path) as entries:
+            visible = [entry for entry in entries if not is_hidden(entry.name)]
     except OSError as error:
-        raise UserError(f"cannot look into {path}: {error.strerror}") from error
+        raise UserError(f"cannot list {path}: {error.strerror}") from error
     return sorted(visible, key=lambda entry: entry.name)
 
 
-def hidden(name: str) -> bool:
-    return name.startswith(".") or name.casefold() in LITTER
+def is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.casefold() in SYSTEM_FILES
 
 
-def status_of(entry: os.DirEntry[str]) -> os.stat_result | None:
+def stat_entry(entry: os.DirEntry[str]) -> os.stat_result | None:
     try:
         return entry.stat()
     except OSError:
         return None
 
 
-def unfit(entry: os.DirEntry[str], inside: str) -> str | None:
-    """Why this is no image of the set, if it is none; `inside` is the real path of the root."""
+def reason_to_ignore(entry: os.DirEntry[str], real_root: str) -> str | None:
+    """Why a file does not belong to the data set; None if it does."""
     if entry.is_symlink():
         try:
             mode = os.stat(entry.path).st_mode
         except OSError:
-            return "a link to nothing"
+            return "a broken link"
         if stat.S_ISDIR(mode):
             return "a link to a folder, which is not followed"
-        if not within(os.path.realpath(entry.path), inside):
-            return "a link that leaves the folder"
+        if not is_inside(os.path.realpath(entry.path), real_root):
+            return "a link to a file outside the folder"
     if not entry.is_file():
-        return "no regular file"
+        return "not a regular file"
     if os.path.splitext(entry.name)[1].lower() not in SUFFIXES:
-        return "not named like an image"
+        return "does not have the extension of an image"
     return None
 
 
-def within(path: str, folder: str) -> bool:
-    return path.startswith(folder.rstrip("/") + "/")
+def is_inside(path: str, folder: str) -> bool:
+    """Whether a path is below a folder; both without links and dots."""
+    return path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-def split_tops(folders: list[Folder]) -> dict[str, str]:
-    """The top folders that are splits, not classes: they hold folders of images.
+def find_split_folders(folders: list[Folder]) -> dict[str, str]:
+    """The split of each top-level folder that is a split and not a class.
 
-    A class may be called "train". So one of them alone counts only where no other folder has
-    images, and one that holds images and no folders, as an unlabelled `test/` does, never.
+    A class may be called "train" too. So a split folder must contain folders of images, which an
+    unlabelled `test/` does not, and a single one counts only if no other folder has images.
     """
-    deep = {folder.parts[0] for folder in folders if len(folder.parts) > 1 and folder.names}
-    tops = {top: SPLITS[top.casefold()] for top in deep if top.casefold() in SPLITS}
+    nested = {folder.parts[0] for folder in folders if len(folder.parts) > 1 and folder.names}
+    tops = {top: SPLIT_ALIASES[top.casefold()] for top in nested if top.casefold() in SPLIT_ALIASES}
     others = any(
-        folder.names and folder.parts and folder.parts[0].casefold() not in SPLITS
+        folder.names and folder.parts and folder.parts[0].casefold() not in SPLIT_ALIASES
         for folder in folders
     )
     return tops if len(set(tops.values())) > 1 or not others else {}
 
 
-def place(folder: Folder, tops: dict[str, str]) -> tuple[str, str | None]:
-    """The split and the class that a folder's images belong to: "" and None if they have none."""
-    if not tops:
+def split_and_class(folder: Folder, split_folders: dict[str, str]) -> tuple[str, str | None]:
+    """The split and the class of a folder's images: "" and None if they have none."""
+    if not split_folders:
         return "", folder.parts[0] if folder.parts else None
-    if len(folder.parts) < 2 or folder.parts[0] not in tops:
+    if len(folder.parts) < 2 or folder.parts[0] not in split_folders:
         return "", None
-    return tops[folder.parts[0]], folder.parts[1]
+    return split_folders[folder.parts[0]], folder.parts[1]
 
 
-def one_class(path: Path, folders: list[Folder], name: str) -> str:
+def describe_single_class(path: Path, folders: list[Folder], name: str) -> str:
     inner = next((folder for folder in folders if len(folder.parts) == 2 and folder.names), None)
     hint = f"; did you mean {path / inner.parts[0]}?" if inner else ""
-    return f"{path} has one class only, {name!r}; at least 2 are needed{hint}"
+    return f"{path} has only one class, {name!r}; at least 2 are needed{hint}"
 
 
-def nothing_there(path: Path, ignored: dict[str, str]) -> str:
+def describe_no_images(path: Path, ignored: dict[str, str]) -> str:
     hint = ""
     if ignored:
         name, why = next(iter(ignored.items()))
-        hint = f" ({len(ignored)} other file{'s' * (len(ignored) > 1)}, such as {name}: {why})"
-    kinds = "JPEG, PNG, WebP, GIF, BMP, TIFF or .npy"
-    return f"no images in {path}{hint}; wanted a folder for each class with {kinds} files inside"
+        hint = f" ({format_count(len(ignored), 'other file')}, such as {name}: {why})"
+    formats = "JPEG, PNG, WebP, GIF, BMP, TIFF or .npy"
+    return f"no images in {path}{hint}; expected a folder of {formats} files for each class"

@@ -1,4 +1,4 @@
-"""Names of images and classes: packed by the million, in natural order, matched to labels."""
+"""PackedNames of images and classes: packed into little memory, sorted, matched with labels."""
 
 import os
 import re
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from vitrail.errors import UserError
 
 
-class Names(Sequence[str]):
-    """Texts packed into one block: a tenth of a list's memory, and pickled at once."""
+class PackedNames(Sequence[str]):
+    """A sequence of strings in one block of bytes: a tenth of a list's memory, quick to pickle."""
 
     def __init__(self, texts: Iterable[str]):
         encoded = [os.fsencode(text) for text in texts]
@@ -30,7 +30,7 @@ class Names(Sequence[str]):
         return np.frombuffer(self.block, np.uint8)
 
     @classmethod
-    def unpack(cls, array: NDArray[np.uint8], starts: NDArray[np.int64]) -> "Names":
+    def unpack(cls, array: NDArray[np.uint8], starts: NDArray[np.int64]) -> "PackedNames":
         """The names whose `array` and `starts` were saved."""
         names = cls(())
         names.block, names.starts = array.tobytes(), starts
@@ -47,7 +47,7 @@ class Names(Sequence[str]):
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
-            raise IndexError(f"name {index} of {len(self)}")
+            raise IndexError(f"index {index} is out of range for {len(self)} names")
         index = int(index) % len(self)
         return os.fsdecode(self.block[self.starts[index] : self.starts[index + 1]])
 
@@ -56,69 +56,69 @@ class Names(Sequence[str]):
             yield os.fsdecode(self.block[start:end])
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Names):
+        if not isinstance(other, PackedNames):
             return NotImplemented
         return self.block == other.block and np.array_equal(self.starts, other.starts)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def natural(name: str) -> tuple[list[tuple[int, str]], str]:
-    """A key to sort by: numbers inside a name by value, so that "img2" comes before "img10"."""
+def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
+    """A sort key that orders numbers inside a name by value: "img2" before "img10"."""
     parts = re.split(r"([0-9]+)", name.casefold())
-    # a number sorts by its length without zeros in front, then by its digits
+    # a number sorts by its length without leading zeros, then by its digits
     numbers = [(len(part.lstrip("0")), part.lstrip("0")) for part in parts[1::2]]
     texts = [(0, part) for part in parts[::2]]
     mixed = [pair for both in zip(texts, [*numbers, (0, "")], strict=True) for pair in both]
     return mixed, name
 
 
-def tidy(name: str) -> str:
-    """One spelling for names that look the same: accents composed, no blanks around."""
+def normalise_name(name: str) -> str:
+    """One spelling for names that look the same: Unicode NFC, without surrounding white space."""
     return unicodedata.normalize("NFC", name).strip()
 
 
-def unique(classes: Sequence[str]) -> tuple[str, ...]:
-    """Class names with the index appended to each that occurs more than once: "crane 134"."""
+def make_unique(classes: Sequence[str]) -> tuple[str, ...]:
+    """Class names; those that occur more than once get their index appended: "crane 134"."""
     count = Counter(classes)
     names = [f"{name} {index}" if count[name] > 1 else name for index, name in enumerate(classes)]
     if len(set(names)) < len(names):
-        again = next(name for name, times in Counter(names).items() if times > 1)
-        raise UserError(f"two classes are called {again!r}; give each class its own name")
+        repeated = next(name for name, times in Counter(names).items() if times > 1)
+        raise UserError(f"two classes are called {repeated!r}; give each class its own name")
     return tuple(names)
 
 
-def match(
-    found: Mapping[str, str], classes: Sequence[str] | None
+def match_labels(
+    labels: Mapping[str, str], classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """All class names in order, and the index of each label found.
+    """All class names in order, and the class index of each label.
 
-    `found` maps each label to the place where it stands, for the error. Without `classes` the
-    labels themselves are the classes, in natural order. With them, all labels are names of classes,
-    or else all are indices.
+    `labels` maps each label to where it occurs, for error messages. Without `classes` the labels
+    themselves are the classes, in natural order. With them, all labels are class names, or all are
+    class indices.
     """
-    for label, where in found.items():
-        if label != label.encode(errors="replace").decode():  # half a character
-            raise UserError(f"{where!r}: label {label!r} is no valid text; rename it")
+    for label, where in labels.items():
+        if label != label.encode(errors="replace").decode():  # an unpaired surrogate
+            raise UserError(f"{where!r}: label {label!r} is not valid Unicode; rename it")
     if classes is None:
-        names = tuple(sorted(found, key=natural))
+        names = tuple(sorted(labels, key=natural_key))
         return names, {name: index for index, name in enumerate(names)}
-    names = unique([tidy(name) for name in classes])
+    names = make_unique([normalise_name(name) for name in classes])
     index = {name: number for number, name in enumerate(names)}
-    strangers = [label for label in found if label not in index]
-    if not strangers:
-        return names, {label: index[label] for label in found}
-    if all(re.fullmatch(r"[0-9]{1,9}", label) for label in found):
-        for label in found:
+    unknown = [label for label in labels if label not in index]
+    if not unknown:
+        return names, {label: index[label] for label in labels}
+    if all(re.fullmatch(r"[0-9]{1,9}", label) for label in labels):
+        for label in labels:
             if int(label) >= len(names):
                 raise UserError(
-                    f"{found[label]}: label {label}, but the {len(names)} classes "
-                    f"are counted from 0 to {len(names) - 1}"
+                    f"{labels[label]}: label {label}, but the indices of the {len(names)} classes "
+                    f"are 0 to {len(names) - 1}"
                 )
-        return names, {label: int(label) for label in found}
-    stranger = strangers[0]
-    near = get_close_matches(stranger, names, n=1, cutoff=0.5)
-    hint = f"; the nearest is {near[0]!r}" if near else f", which begin with {names[0]!r}"
+        return names, {label: int(label) for label in labels}
+    label = unknown[0]
+    near = get_close_matches(label, names, n=1, cutoff=0.5)
+    hint = f"; the nearest is {near[0]!r}" if near else f", the first of which is {names[0]!r}"
     raise UserError(
-        f"{found[stranger]}: label {stranger!r} is none of the {len(names)} classes{hint}"
+        f"{labels[label]}: label {label!r} is not one of the {len(names)} classes{hint}"
     )

@@ -1,4 +1,4 @@
-"""Where caches and built-in data sets live on this machine."""
+"""The folders of caches and built-in data sets, and a guard that protects the user's images."""
 
 import os
 from pathlib import Path
@@ -12,32 +12,33 @@ if TYPE_CHECKING:
 
 
 def cache_folder() -> Path:
-    """`VITRAIL_CACHE`, else `vitrail` in the user's cache folder. It may be deleted at any time."""
+    """`VITRAIL_CACHE`, else `vitrail` in the user's cache folder; may be deleted at any time."""
     if chosen := os.environ.get("VITRAIL_CACHE"):
-        return files.expanded(chosen).absolute()
+        return files.expand_user(chosen).absolute()
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(user).absolute() / "vitrail"
 
 
 def data_folder() -> Path:
-    """`VITRAIL_DATA`, else `data` in the cache folder: each built-in set has a folder in it."""
+    """`VITRAIL_DATA`, else `data` in the cache folder: a folder for each built-in data set."""
     if chosen := os.environ.get("VITRAIL_DATA"):
-        return files.expanded(chosen).absolute()
+        return files.expand_user(chosen).absolute()
     return cache_folder() / "data"
 
 
-def keep_out(source: "Source", target: Path, flag: str) -> None:
-    """Refuses to write among the user's images, or over one of them; `flag` chose the target."""
+def check_output_path(source: "Source", path: Path, argument: str) -> None:
+    """Raises if `path`, the value of `argument`, is inside the data folder or one of its files."""
     if source.path is None:
         return
-    full, root = files.expanded(target).resolve(), source.path.resolve()
-    if root.is_dir() and full.is_relative_to(root):
-        raise UserError(
-            f"{target} lies in the data, which is never written to; give {flag} elsewhere"
+    output, root = files.expand_user(path).resolve(), source.path.resolve()
+    if root.is_dir():
+        inside = output.is_relative_to(root)
+    else:  # a table: its folder may hold other files, but its images must stay as they are
+        below = output.is_relative_to(root.parent)
+        inside = below and (
+            output == root or output.relative_to(root.parent).as_posix() in source.ids
         )
-    if not root.is_dir() and full.is_relative_to(root.parent):
-        inside = str(full.relative_to(root.parent))
-        if full == root or inside in source.ids:
-            raise UserError(
-                f"{target} is part of the data, which is never changed; give {flag} elsewhere"
-            )
+    if inside:
+        raise UserError(
+            f"{path} is part of the data, which Vitrail never changes; choose another `{argument}`"
+        )

@@ -1,90 +1,100 @@
-"""A folder of tar shards (WebDataset: `key.jpg` beside `key.cls`), indexed once, read anywhere.
+"""A folder of tar shards in WebDataset layout (`key.jpg`, `key.cls`), read by random access.
 
-`train-000.tar` or a folder `train/` gives the split; `classes.txt`, a name in each line, the names
-that the numbers in `.cls` stand for. Members that are no plain files do not exist here. A key ends
-at the first dot of a name, so `a.b.jpg` is no image; such members are named in `ignored`.
+Each shard is indexed once. `train-000.tar` or a folder `train/` gives the split; `classes.txt`, one
+name per line, gives the names of the indices in `.cls`. Skips members that are not regular files. A
+key ends at the first dot of a name, so `a.b.jpg` is not an image; `ignored` lists such members.
 """
 
 import os
+import posixpath
 import re
 import tarfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.image import MAX_BYTES, SUFFIXES, cannot_read, check_bytes
+from vitrail.data.image import MAX_BYTES, SUFFIXES, check_file_size, read_error
+from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.source import Item
-from vitrail.data.sources.folder import hidden, walk
-from vitrail.data.sources.names import Names, match, tidy, unique
-from vitrail.data.sources.notes import keep, recall
-from vitrail.data.split import SPLITS, settle
-from vitrail.display.progress import bar
+from vitrail.data.sources.folder import is_hidden, scan_folders
+from vitrail.data.sources.index_cache import load_arrays, save_arrays
+from vitrail.data.sources.names import PackedNames, make_unique, match_labels, normalise_name
+from vitrail.data.split import SPLIT_ALIASES, assign_splits
+from vitrail.display.progress import progress_bar
 from vitrail.errors import UserError
 
-LABEL_BYTES = 1000  # no `.cls` is longer
-ENDINGS = tuple(SUFFIXES)
-LAYOUT = 2  # of the index that is kept: a new number makes old ones unknown
+MAX_LABEL_BYTES = 1000  # of a `.cls` member
+IMAGE_SUFFIXES = tuple(SUFFIXES)
+INDEX_VERSION = 2  # of the cached index: increase it when the arrays change
 
 
 @dataclass(frozen=True, eq=False)
-class Shards:
-    """Images inside tar files, each known by its shard, its offset and its size."""
+class ShardSource:
+    """Images inside tar files, each located by its shard, offset and size."""
 
     name: str
     path: Path
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
     splits: NDArray[np.str_]
-    ids: Names
+    ids: PackedNames
     sizes: NDArray[np.int64]
     dates: NDArray[np.int64]
     ignored: dict[str, str]
-    shards: tuple[str, ...]  # paths from the folder
-    which: NDArray[np.int64]  # the shard of each image
+    shards: tuple[str, ...]  # paths relative to the folder
+    shard_indices: NDArray[np.int64]  # the shard of each image
     offsets: NDArray[np.int64]  # of its bytes in the shard
-    endings: NDArray[np.uint8]  # of its name, as its position in ENDINGS
+    suffixes: NDArray[np.uint8]  # of its name, as an index into IMAGE_SUFFIXES
+    contents: ContentBuffer = field(default_factory=ContentBuffer, repr=False)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, index: int) -> Item:
-        name, size = self.ids[index], int(self.sizes[index])
-        check_bytes(size, MAX_BYTES)
+        shard = self.path / self.shards[self.shard_indices[index]]
+        content = self.contents.read(index, shard, lambda: self._read(shard, index))
+        suffix = IMAGE_SUFFIXES[self.suffixes[index]]
+        return Item(content, int(self.labels[index]), self.ids[index], suffix)
+
+    def _read(self, shard: Path, index: int) -> bytes:
+        size = int(self.sizes[index])
+        check_file_size(size, MAX_BYTES)
         try:
-            with open(self.path / self.shards[self.which[index]], "rb") as file:
-                content = os.pread(file.fileno(), size, int(self.offsets[index]))
+            with open(shard, "rb") as file:
+                file.seek(int(self.offsets[index]))
+                content = file.read(size)
         except OSError as error:
-            raise cannot_read(error) from error
+            raise read_error(error) from error
         if len(content) < size:
             raise UserError("truncated")
-        return Item(content, int(self.labels[index]), name, ENDINGS[self.endings[index]])
+        return content
 
 
 @dataclass(frozen=True)
-class Index:
-    """What one shard holds."""
+class ShardIndex:
+    """The images and labels of one shard."""
 
-    keys: Names
-    labels: Names  # the text in each `.cls`
+    keys: PackedNames
+    labels: PackedNames  # the text in each `.cls`
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    endings: NDArray[np.uint8]
-    dotted: Names  # images that are left out, as their key would have a dot
+    suffixes: NDArray[np.uint8]
+    dotted: PackedNames  # members left out because their key would contain a dot
 
 
 def find_shards(folder: Path) -> list[str]:
-    """The tar files in the folder and in its `train/ val/ test/`, if no folder in it has images."""
-    tops = [path for path in folder.iterdir() if not hidden(path.name)]
-    folders = [path for path in tops if path.is_dir() and path.name.casefold() in SPLITS]
-    inner = [path for top in folders for path in top.iterdir() if not hidden(path.name)]
-    tars = [path for path in tops + inner if path.suffix.lower() == ".tar" and path.is_file()]
-    if not tars or any(found.names for found in walk(folder, {}) if found.parts):
+    """The tar files in a folder and in its `train/ val/ test/`; none if subfolders have images."""
+    entries = [path for path in folder.iterdir() if not is_hidden(path.name)]
+    folders = [path for path in entries if path.is_dir() and path.name.casefold() in SPLIT_ALIASES]
+    inner = [path for top in folders for path in top.iterdir() if not is_hidden(path.name)]
+    tars = [path for path in entries + inner if path.suffix.lower() == ".tar" and path.is_file()]
+    if not tars or any(one.names for one in scan_folders(folder, {}) if one.parts):
         return []
-    return sorted(str(path.relative_to(folder)) for path in tars)
+    return sorted(path.relative_to(folder).as_posix() for path in tars)
 
 
 def open_shards(
@@ -94,26 +104,26 @@ def open_shards(
     classes: Sequence[str] | None,
     split: bool,
     progress: bool,
-) -> Shards:
-    """All images of the shards; the labels are the classes, unless their names are given."""
+) -> ShardSource:
+    """All images of the shards; their labels are the classes, unless class names are given."""
     path = path.absolute()
-    given = splits_of(shards)
-    with bar("indexing shards", len(shards), show=progress) as advance:
+    given = parse_splits(shards)
+    with progress_bar("indexing shards", len(shards), show=progress) as advance:
         indices = []
         for shard in shards:
-            indices.append(index_of(path / shard))
+            indices.append(load_or_build_index(path / shard))
             advance(1)
     counts = [len(index.keys) for index in indices]
-    texts = [tidy(label) for index in indices for label in index.labels]
+    texts = [normalise_name(label) for index in indices for label in index.labels]
     if not texts:
-        wanted = "pairs of key.jpg and key.cls, without a dot in the key"
-        raise UserError(f"no images in the shards of {path}; wanted {wanted}")
-    both = list(zip(shards, indices, strict=True))
-    ids = Names(f"{shard}:{key}" for shard, index in both for key in index.keys)
-    dotted = [f"{shard}:{name}" for shard, index in both for name in index.dotted]
-    names, label = label_index(path, texts, ids, classes)
+        expected = "pairs of key.jpg and key.cls, without a dot in the key"
+        raise UserError(f"no images in the shards of {path}; expected {expected}")
+    pairs = list(zip(shards, indices, strict=True))
+    ids = PackedNames(f"{shard}:{key}" for shard, index in pairs for key in index.keys)
+    dotted = [f"{shard}:{name}" for shard, index in pairs for name in index.dotted]
+    names, label = match_shard_labels(path, texts, ids, classes)
     dates = [(path / shard).stat().st_mtime_ns for shard in shards]
-    source = Shards(
+    source = ShardSource(
         name=path.resolve().name or "data",
         path=path,
         classes=names,
@@ -122,114 +132,119 @@ def open_shards(
         ids=ids,
         sizes=np.concatenate([index.sizes for index in indices]),
         dates=np.repeat(np.array(dates, np.int64), counts),
-        ignored=dict.fromkeys(dotted, "more than one dot in its name, and a key has none"),
+        ignored=dict.fromkeys(dotted, "its key contains a dot, which WebDataset does not allow"),
         shards=tuple(shards),
-        which=np.repeat(np.arange(len(shards)), counts),
+        shard_indices=np.repeat(np.arange(len(shards)), counts),
         offsets=np.concatenate([index.offsets for index in indices]),
-        endings=np.concatenate([index.endings for index in indices]),
+        suffixes=np.concatenate([index.suffixes for index in indices]),
     )
-    return settle(source, split=split, progress=progress)
+    return assign_splits(source, split=split, progress=progress)
 
 
-def label_index(
+def match_shard_labels(
     path: Path, texts: Iterable[str], ids: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """All classes, and which of them each text found in a `.cls` means."""
-    found: dict[str, str] = {}
-    for text, place in zip(texts, ids, strict=True):
-        found.setdefault(text, place)
-    listed = path / "classes.txt"
-    if not listed.is_file():
-        return match(found, classes)
+    """All class names, and the class index of each text in a `.cls`."""
+    labels: dict[str, str] = {}
+    for text, id in zip(texts, ids, strict=True):
+        labels.setdefault(text, id)
+    file = path / "classes.txt"
+    if not file.is_file():
+        return match_labels(labels, classes)
     try:
-        lines = listed.read_text(encoding="utf-8-sig").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {listed}: {error}") from error
-    names, index = match(found, unique([tidy(line) for line in lines if line.strip()]))
+        raise UserError(f"cannot read {file}: {error}") from error
+    listed = make_unique([normalise_name(line) for line in lines if line.strip()])
+    names, index = match_labels(labels, listed)
     if classes is None:
         return names, index
-    meant = {text: names[number] for text, number in index.items()}
-    every, theirs = match({name: found[text] for text, name in meant.items()}, classes)
-    return every, {text: theirs[name] for text, name in meant.items()}
+    name_of = {text: names[number] for text, number in index.items()}
+    by_name = {name: labels[text] for text, name in name_of.items()}
+    names, model_index = match_labels(by_name, classes)
+    return names, {text: model_index[name] for text, name in name_of.items()}
 
 
-def splits_of(shards: list[str]) -> list[str]:
-    """The split that each shard's folder or name tells, or "" for all of them."""
+def parse_splits(shards: list[str]) -> list[str]:
+    """The split in each shard's folder or name, or "" for all of them."""
     given = []
     for shard in shards:
-        folder, name = os.path.split(shard)
+        folder, name = posixpath.split(shard)
         words = [folder] if folder else re.split("[^a-z]+", name.casefold())
-        named = {SPLITS[word.casefold()] for word in words if word.casefold() in SPLITS}
-        if len(named) > 1:
-            raise UserError(f"shard {shard} is named after two splits; give it one")
-        given.append(named.pop() if named else "")
+        splits = {
+            SPLIT_ALIASES[word.casefold()] for word in words if word.casefold() in SPLIT_ALIASES
+        }
+        if len(splits) > 1:
+            raise UserError(f"the name of shard {shard} contains two splits; keep one of them")
+        given.append(splits.pop() if splits else "")
     if "" in given and any(given):
-        raise UserError(
-            f"shard {shards[given.index('')]} has no split in its name, though others have"
-        )
+        raise UserError(f"shard {shards[given.index('')]} has no split in its name, but others do")
     return given
 
 
-def index_of(shard: Path) -> Index:
-    """What a shard holds: as kept before, while the shard keeps its size and date."""
+def load_or_build_index(shard: Path) -> ShardIndex:
+    """The index of a shard: from the cache while its size and date are the same."""
     status = shard.stat()
-    stamp = np.array([LAYOUT, status.st_size, status.st_mtime_ns], np.int64)
-    saved = recall("shards", shard)
-    if saved and np.array_equal(saved["stamp"], stamp):
-        keys = Names.unpack(saved["keys"], saved["key_starts"])
-        labels = Names.unpack(saved["labels"], saved["label_starts"])
-        dotted = Names.unpack(saved["dotted"], saved["dotted_starts"])
-        return Index(keys, labels, saved["offsets"], saved["sizes"], saved["endings"], dotted)
-    index = read_index(shard)
-    arrays: dict[str, np.ndarray] = {"stamp": stamp}
-    arrays |= {"offsets": index.offsets, "sizes": index.sizes, "endings": index.endings}
+    version = np.array([INDEX_VERSION, status.st_size, status.st_mtime_ns], np.int64)
+    saved = load_arrays("shards", shard)
+    if np.array_equal(saved.get("version", ()), version):
+        keys = PackedNames.unpack(saved["keys"], saved["key_starts"])
+        labels = PackedNames.unpack(saved["labels"], saved["label_starts"])
+        dotted = PackedNames.unpack(saved["dotted"], saved["dotted_starts"])
+        return ShardIndex(keys, labels, saved["offsets"], saved["sizes"], saved["suffixes"], dotted)
+    index = build_index(shard)
+    arrays: dict[str, np.ndarray] = {"version": version}
+    arrays |= {"offsets": index.offsets, "sizes": index.sizes, "suffixes": index.suffixes}
     arrays |= {"keys": index.keys.array, "key_starts": index.keys.starts}
     arrays |= {"labels": index.labels.array, "label_starts": index.labels.starts}
     arrays |= {"dotted": index.dotted.array, "dotted_starts": index.dotted.starts}
-    keep("shards", shard, arrays)
+    save_arrays("shards", shard, arrays)
     return index
 
 
-def read_index(shard: Path) -> Index:
+def build_index(shard: Path) -> ShardIndex:
     """Reads every header of a tar file, and the text of every `.cls`."""
     images: dict[str, tuple[int, int, int]] = {}
     labels: dict[str, str] = {}
-    dotted: list[tuple[str, str]] = []  # the name of a picture, and the key it would have
+    dotted: list[tuple[str, str]] = []  # the name of an image, and the key it would have
     try:
         with open(shard, "rb") as file:
-            for member in members(file):
+            for member in iterate_members(file):
                 add_member(member, file, images, labels, dotted)
     except (tarfile.TarError, OSError, ValueError, EOFError) as error:
         raise UserError(f"shard {shard}: {error}") from error
-    for alone, words in ((images.keys() - labels, ".cls"), (labels.keys() - images, "image")):
-        if alone:
-            raise UserError(f"shard {shard}: {min(alone)} has no {words}")
-    places = np.array(list(images.values()), np.int64).reshape(-1, 3)
-    return Index(
-        Names(images),
-        Names(labels[key] for key in images),
-        places[:, 0].copy(),
-        places[:, 1].copy(),
-        places[:, 2].astype(np.uint8),
-        Names(name for name, key in dotted if key not in images),
+    for unpaired, missing in ((images.keys() - labels, ".cls"), (labels.keys() - images, "image")):
+        if unpaired:
+            raise UserError(f"shard {shard}: {min(unpaired)} has no {missing}")
+    located = np.array(list(images.values()), np.int64).reshape(-1, 3)
+    return ShardIndex(
+        PackedNames(images),
+        PackedNames(labels[key] for key in images),
+        located[:, 0].copy(),
+        located[:, 1].copy(),
+        located[:, 2].astype(np.uint8),
+        PackedNames(name for name, key in dotted if key not in images),
     )
 
 
-def members(file: BinaryIO) -> Iterable[tarfile.TarInfo]:
-    """The plain files of a tar file that is whole: tarfile itself takes damage for the end."""
+def iterate_members(file: BinaryIO) -> Iterable[tarfile.TarInfo]:
+    """The regular files of a tar file; raises where `tarfile` would take damage for its end."""
     end = os.fstat(file.fileno()).st_size
     with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
         while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
+            archive.members.clear()  # type: ignore[attr-defined]  # the list would fill the memory
             if member.size < 0 or member.offset_data + member.size > end:
                 raise UserError(f"truncated in {member.name}")
             if member.isreg() and not member.issparse():
                 yield member
-        after = os.pread(file.fileno(), tarfile.BLOCKSIZE, archive.offset)
+        file.seek(archive.offset)
+        after = file.read(tarfile.BLOCKSIZE)
         if after.strip(b"\0"):
             raise UserError(f"damaged at byte {archive.offset}")
-        if len(after) < tarfile.BLOCKSIZE:  # some programs write one empty block, some two or more
-            raise UserError("truncated: no empty block at its end; copy or pack it again")
+        if len(after) < tarfile.BLOCKSIZE:  # programs write one empty block, or more
+            raise UserError(
+                "truncated: the empty block at the end is missing; copy or pack it again"
+            )
 
 
 def add_member(
@@ -239,23 +254,24 @@ def add_member(
     labels: dict[str, str],
     dotted: list[tuple[str, str]],
 ) -> None:
-    """Notes a member as an image, with its offset, size and ending, as a label, or as left out."""
-    folder, name = os.path.split(member.name)
+    """Adds a member to the images (offset, size and suffix), the labels or the dotted names."""
+    folder, name = posixpath.split(member.name)
     stem, _, suffix = name.partition(".")
-    if hidden(name):
+    if is_hidden(name):
         return
-    key, suffix = os.path.join(folder, stem), f".{suffix.lower()}"
+    key, suffix = posixpath.join(folder, stem), f".{suffix.lower()}"
     if suffix in SUFFIXES:
         if key in images:
             raise UserError(f"two images are called {key}")
-        images[key] = member.offset_data, member.size, ENDINGS.index(suffix)
+        images[key] = member.offset_data, member.size, IMAGE_SUFFIXES.index(suffix)
     elif suffix == ".cls":
         if key in labels:
             raise UserError(f"two labels are called {key}")
-        if member.size > LABEL_BYTES:
-            raise UserError(f"{member.name} has {member.size} bytes; wanted the number of a class")
-        labels[key] = os.pread(file.fileno(), member.size, member.offset_data).decode().strip()
+        if member.size > MAX_LABEL_BYTES:
+            raise UserError(f"{member.name} has {member.size} bytes; expected a class index")
+        file.seek(member.offset_data)
+        labels[key] = file.read(member.size).decode().strip()
         if not labels[key]:
-            raise UserError(f"{member.name} has no label")
-    elif suffix.endswith(ENDINGS):
-        dotted.append((member.name, key))  # beside an image of that key it is its mask or alike
+            raise UserError(f"{member.name} is empty")
+    elif suffix.endswith(IMAGE_SUFFIXES):
+        dotted.append((member.name, key))  # beside an image of that key it may be its mask

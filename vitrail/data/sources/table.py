@@ -1,6 +1,6 @@
-"""A table of images: CSV, TSV or JSON lines with a path, a label and perhaps a split in each row.
+"""A table of images: CSV, TSV or JSON lines with a path, a label and optionally a split.
 
-Paths count from the folder of the table and must stay inside, also through links.
+Paths are relative to the folder of the table and must stay inside it, also through links.
 """
 
 import csv
@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.config import Columns
-from vitrail.data.sources.folder import Files, within
-from vitrail.data.sources.names import Names, match, tidy
-from vitrail.data.split import SPLITS, settle
+from vitrail.data.sources.folder import FileSource, is_inside
+from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
+from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.errors import UserError
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
 def open_table(
@@ -28,45 +28,45 @@ def open_table(
     classes: Sequence[str] | None,
     split: bool,
     progress: bool,
-) -> Files:
-    """All rows of a table; its labels are the classes, unless classes are given."""
+) -> FileSource:
+    """All rows of a table; their labels are the classes, unless classes are given."""
     path = path.absolute()
-    reader = Reader(path.parent)
-    for row, cells in rows(path, columns):
+    reader = TableReader(path.parent)
+    for row, cells in read_rows(path, columns):
         try:
             reader.add(row, *cells)
         except UserError as error:
             raise UserError(f"{path.name}, row {row}: {error}") from error
     if not reader.paths:
-        raise UserError(f"{path} has no rows; wanted a path and a label in each")
+        raise UserError(f"{path} has no rows; expected a path and a label in each row")
     if "" in reader.splits and any(reader.splits):
         row = list(reader.paths.values())[reader.splits.index("")]
-        raise UserError(f"{path.name}, row {row}: no split, though other rows have one")
-    found = {label: f"{path.name}, row {row}" for label, row in reader.found.items()}
-    names, index = match(found, classes)
-    source = Files(
+        raise UserError(f"{path.name}, row {row}: the split is missing, but other rows have one")
+    labels = {label: f"{path.name}, row {row}" for label, row in reader.first_rows.items()}
+    names, index = match_labels(labels, classes)
+    source = FileSource(
         name=path.stem,
         path=path,
         root=path.parent,
         classes=names,
         labels=np.array([index[label] for label in reader.labels], np.int64),
         splits=np.array(reader.splits, "<U5"),
-        ids=Names(reader.paths),
+        ids=PackedNames(reader.paths),
         sizes=np.array(reader.sizes, np.int64),
         dates=np.array(reader.dates, np.int64),
         ignored={},
     )
-    return settle(source, split=split, progress=progress)
+    return assign_splits(source, split=split, progress=progress)
 
 
-class Reader:
-    """Takes rows one by one, and checks each."""
+class TableReader:
+    """Collects rows and checks each of them."""
 
     def __init__(self, root: Path):
-        self.root = os.path.realpath(root)  # without dots, so that paths compare
-        self.real: dict[str, str] = {}  # of each folder met
+        self.root = os.path.realpath(root)  # without links and dots, for comparisons
+        self.real_folders: dict[str, str] = {}  # the real path of each folder
         self.paths: dict[str, int] = {}  # the row of each path
-        self.found: dict[str, int] = {}  # the first row of each label
+        self.first_rows: dict[str, int] = {}  # the first row of each label
         self.labels: list[str] = []
         self.splits: list[str] = []
         self.sizes: list[int] = []
@@ -75,131 +75,135 @@ class Reader:
     def add(self, row: int, path: object, label: object, split: object) -> None:
         name = self.add_path(path)
         if name in self.paths:
-            raise UserError(f"{name} stands in row {self.paths[name]} already")
+            raise UserError(f"{name} is already in row {self.paths[name]}")
         self.paths[name] = row
-        self.labels.append(text_of(label))
-        self.found.setdefault(self.labels[-1], row)
-        self.splits.append(split_of(split))
+        self.labels.append(parse_label(label))
+        self.first_rows.setdefault(self.labels[-1], row)
+        self.splits.append(parse_split(split))
 
     def add_path(self, path: object) -> str:
-        """The path from the root, of a regular file inside it."""
+        """Checks that the path is a regular file below the root; returns it relative to that."""
         if not isinstance(path, str) or not path:
-            raise UserError("no path")
-        if not possible(path):
-            raise UserError(f"{path!r} is no path")
+            raise UserError("the path is missing")
+        if not is_valid_path(path):
+            raise UserError(f"{path!r} is not a valid path")
         full = os.path.normpath(os.path.join(self.root, path))
-        if not within(full, self.root):
-            raise UserError(f"{path} leaves the folder of the table; move the table further up")
+        if not is_inside(full, self.root):
+            raise UserError(
+                f"{path} is outside the folder of the table; move the table to a parent folder"
+            )
         folder = os.path.dirname(full)
-        if folder not in self.real:
-            self.real[folder] = os.path.realpath(folder)
+        if folder not in self.real_folders:
+            self.real_folders[folder] = os.path.realpath(folder)
         try:
             status = os.lstat(full)
             if stat.S_ISLNK(status.st_mode):
                 status, real = os.stat(full), os.path.realpath(full)
             else:
-                real = os.path.join(self.real[folder], os.path.basename(full))
+                real = os.path.join(self.real_folders[folder], os.path.basename(full))
         except OSError as error:
             raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-        if not within(real, self.root):
-            raise UserError(f"{path} is a link that leaves the folder of the table")
+        if not is_inside(real, self.root):
+            raise UserError(f"{path} is a link to a file outside the folder of the table")
         if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path} is no regular file")
+            raise UserError(f"{path} is not a regular file")
         self.sizes.append(status.st_size)
         self.dates.append(status.st_mtime_ns)
-        return full[len(self.root.rstrip("/")) + 1 :]
+        return full[len(self.root.rstrip(os.sep)) + 1 :].replace(os.sep, "/")
 
 
-def possible(path: str) -> bool:
-    """Whether a file can have this path: JSON can spell more than a disk can hold."""
+def is_valid_path(path: str) -> bool:
+    """Whether a file can have this path: JSON can spell strings that file systems cannot store."""
     try:
         return b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:  # an unpaired surrogate
         return False
 
 
-def text_of(label: object) -> str:
+def parse_label(label: object) -> str:
     if isinstance(label, int) and not isinstance(label, bool):
         return str(label)
     if label is None or label == "":
-        raise UserError("no label")
+        raise UserError("the label is missing")
     if not isinstance(label, str):
-        raise UserError(f"label {label!r} is neither text nor a whole number")
-    if not tidy(label):
-        raise UserError("no label")
-    return tidy(label)
+        raise UserError(f"label {label!r} is neither a string nor an integer")
+    if not normalise_name(label):
+        raise UserError("the label is missing")
+    return normalise_name(label)
 
 
-def split_of(split: object) -> str:
+def parse_split(split: object) -> str:
     if split is None or split == "":
         return ""
-    if not isinstance(split, str) or split.strip().casefold() not in SPLITS:
-        raise UserError(f"split {split!r} is unknown; write train, val or test")
-    return SPLITS[split.strip().casefold()]
+    if not isinstance(split, str) or split.strip().casefold() not in SPLIT_ALIASES:
+        raise UserError(f"split {split!r} is unknown; expected train, val or test")
+    return SPLIT_ALIASES[split.strip().casefold()]
 
 
 Cells = tuple[object, object, object]  # path, label, split
 
 
-def rows(path: Path, columns: Columns) -> Iterator[tuple[int, Cells]]:
-    """The number of each row, as a spreadsheet or an editor counts it, and what it holds."""
+def read_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Cells]]:
+    """The cells of each row, with its number as a spreadsheet or an editor counts it."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".jsonl":
-                yield from json_rows(file, path, columns)
+                yield from read_jsonl_rows(file, path, columns)
             else:
-                delimiter = DELIMITERS[path.suffix.lower()]
-                yield from csv_rows(
-                    csv.reader(file, delimiter=delimiter, strict=True), path, columns
+                separator = SEPARATORS[path.suffix.lower()]
+                yield from read_csv_rows(
+                    csv.reader(file, delimiter=separator, strict=True), path, columns
                 )
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: {error.reason}") from error
     except csv.Error as error:
-        raise UserError(f"{path} is no table: {error}") from error
+        raise UserError(f"{path} is not a valid table: {error}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def csv_rows(
+def read_csv_rows(
     reader: Iterator[list[str]], path: Path, columns: Columns
 ) -> Iterator[tuple[int, Cells]]:
     header = [name.strip() for name in next(reader, [])]
     check_columns(header, path, columns)
-    place = {name: number for number, name in enumerate(header)}
-    split = place.get(columns.split or "split")
+    position = {name: number for number, name in enumerate(header)}
+    split = position.get(columns.split or "split")
     for row, cells in enumerate(reader, 2):
         if not cells:
             continue
         if len(cells) != len(header):
             raise UserError(
-                f"{path.name}, row {row}: {len(cells)} columns, but the first row has {len(header)}"
+                f"{path.name}, row {row}: {len(cells)} columns, but the header has {len(header)}"
             )
         yield (
             row,
             (
-                cells[place[columns.path]],
-                cells[place[columns.label]],
+                cells[position[columns.path]],
+                cells[position[columns.label]],
                 None if split is None else cells[split],
             ),
         )
 
 
-def json_rows(lines: Iterator[str], path: Path, columns: Columns) -> Iterator[tuple[int, Cells]]:
+def read_jsonl_rows(
+    lines: Iterator[str], path: Path, columns: Columns
+) -> Iterator[tuple[int, Cells]]:
     for row, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path.name}, row {row}: no JSON: {error}") from error
+            raise UserError(f"{path.name}, row {row}: not valid JSON: {error}") from error
         if not isinstance(entry, dict):
             raise UserError(
-                f'{path.name}, row {row}: no object such as {{"path": ..., "label": ...}}'
+                f'{path.name}, row {row}: expected an object such as {{"path": ..., "label": ...}}'
             )
         if row == 1:
             check_columns(list(entry), path, columns)
         if columns.split and columns.split not in entry:
-            raise UserError(f"{path.name}, row {row}: no {columns.split!r}")
+            raise UserError(f"{path.name}, row {row}: {columns.split!r} is missing")
         cells = (
             entry.get(columns.path),
             entry.get(columns.label),
@@ -208,12 +212,13 @@ def json_rows(lines: Iterator[str], path: Path, columns: Columns) -> Iterator[tu
         yield row, cells
 
 
-def check_columns(found: list[str], path: Path, columns: Columns) -> None:
+def check_columns(header: list[str], path: Path, columns: Columns) -> None:
+    """Raises unless each column that is named occurs exactly once."""
     for kind, name in (("path", columns.path), ("label", columns.label), ("split", columns.split)):
-        if name is not None and found.count(name) != 1:
-            many = "more than one column" if name in found else "no column"
+        if name is not None and header.count(name) != 1:
+            many = "more than one column" if name in header else "no column"
             raise UserError(
                 f"{path} has {many} {name!r} for the {kind}; "
-                f"it has {', '.join(map(repr, found)) or 'none'}: "
-                f"name the right one with --data.columns.{kind}"
+                f"its columns are {', '.join(map(repr, header)) or 'none'}: "
+                f"set `data.columns.{kind}` to the right one"
             )

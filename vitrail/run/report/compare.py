@@ -1,215 +1,285 @@
-"""Several runs side by side, and whether they differ by more than chance."""
+"""Several runs side by side, and whether their test accuracies differ significantly."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitrail import __version__
-from vitrail.display.page import templates
+from vitrail import __version__, files
+from vitrail.display.page import load_templates
+from vitrail.display.text import format_accuracy, printable
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
-from vitrail.model.cost import parameters
+from vitrail.model.cost import count_parameters
 from vitrail.run.record import Record, read_run
+from vitrail.run.result import Run
 
-CHANCE = 0.05  # below this, a difference is called more than chance; shared by all comparisons
-COLUMNS = ("", "run", "data", "model", "parameters", "steps", "seconds", "validation", "test")
+if TYPE_CHECKING:
+    from vitrail.display.figures import Chart
+
+SIGNIFICANCE = 0.05  # of a single comparison; several share it (Bonferroni)
+SMALLEST_P = 1e-4  # smaller p-values are shown as "p < 0.0001"
+COLUMNS = (
+    "",
+    "run",
+    "data",
+    "model",
+    "parameters",
+    "steps",
+    "seconds",
+    "validation accuracy",
+    "test accuracy",
+)
 COLOURS, STYLES = ("blue", "ruby", "green", "amber", "violet"), ("-", "--", ":", "-.")
+MINUTES_FROM = 180  # seconds of training from which on curves are drawn over minutes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How a run stands to the best one of those it can be held against."""
+    """How a run compares with the best run that was evaluated on the same test images."""
 
-    to: str  # that one, with the highest test accuracy
-    points: float  # test accuracy less than its, from 0 to 1
-    p: float | None  # chance that equally good models differ so much; None: not the same images
-    images: int  # of the same test images
-    more_than_chance: bool | None
-    words: str
+    to: str  # folder of that run
+    points: float  # by how much its test accuracy is higher, from 0 to 1
+    p: float | None  # p-value of McNemar's test; None without the same images
+    images: int  # in that test
+    more_than_chance: bool | None  # whether the difference is significant
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ComparedRun:
+    """One run of a comparison."""
+
     record: Record
-    number: int  # by which curves name it
+    number: int  # by which the page and its curves name the run
     parameters: int
-    difference: Difference | None  # None for the best run, and where nothing can be said
-    note: str  # what there is to say instead
+    difference: Difference | None  # None for the best run, and where no comparison is possible
+    verdict: str
 
-    @property
-    def words(self) -> str:
-        return self.difference.words if self.difference else self.note
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+    def to_dict(self) -> dict[str, Any]:
+        """The run's entry in `vitrail compare --json`."""
         record, numbers = self.record, self.record.metrics or {}
-        against = None
-        if self.difference:
-            against = {k: v for k, v in vars(self.difference).items() if k != "words"}
         return {
             "run": str(record.folder),
             "data": record.name,
             "model": record.recipe.model,
             "parameters": self.parameters,
             **{key: numbers.get(key) for key in ("epochs", "steps", "seconds", "val", "test")},
-            "against": against,
-            "words": self.words,
+            "against": asdict(self.difference) if self.difference else None,
+            "words": self.verdict,
         }
 
+    def to_row(self) -> list[str]:
+        """The run's cells in a table of COLUMNS; a dash for what an unfinished run lacks."""
+        numbers = self.record.metrics
+        steps, seconds, accuracies = "-", "-", ["-", "-"]
+        if numbers:
+            steps, seconds = f"{numbers['steps']:,}", f"{numbers['seconds']:,.0f}"
+            accuracies = [describe_score(numbers[split]) for split in ("val", "test")]
+        return [
+            str(self.number),
+            str(self.record.folder),
+            self.record.name,
+            self.record.recipe.model,
+            f"{self.parameters:,}",
+            steps,
+            seconds,
+            *accuracies,
+        ]
 
-def compare(folders: Sequence[str | Path]) -> list[Entry]:
-    """The runs in the order they were given, each held against the best with its test images."""
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Several runs compared; `print` shows a table and what differs significantly.
+
+    >>> comparison = vitrail.compare("runs/digits-1", "runs/digits-2")
+    >>> len(comparison.runs)
+    2
+    """
+
+    runs: tuple[ComparedRun, ...]  # in the order they were given
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `vitrail compare --json` prints.
+
+        >>> comparison = vitrail.compare("runs/digits-1", "runs/digits-2")
+        >>> [run["model"] for run in comparison.to_dict()["runs"]]
+        ['Pico/2', 'Pico/2']
+        """
+        return {"runs": [run.to_dict() for run in self.runs]}
+
+    def write_page(self, path: str | Path) -> None:
+        """Writes an HTML page with the table and the learning curves.
+
+        >>> vitrail.compare("runs/digits-1", "runs/digits-2").write_page("compare.html")
+        """
+        files.write_file(path, render_comparison(self))
+
+    def __repr__(self) -> str:
+        rows = [COLUMNS, *(tuple(map(printable, run.to_row())) for run in self.runs)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        lines += [f"{run.number}: {printable(run.verdict)}" for run in self.runs]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+        rows = "".join(
+            "<tr>"
+            + "".join(f"<td>{escape(printable(cell))}</td>" for cell in run.to_row())
+            + "</tr>"
+            for run in self.runs
+        )
+        verdicts = "".join(f"<li>{escape(printable(run.verdict))}</li>" for run in self.runs)
+        return f"<table><tr>{head}</tr>{rows}</table><ol>{verdicts}</ol>"
+
+
+def compare(*runs: str | Path | Run) -> Comparison:
+    """Compares at least two runs, each with the best run on the same test images.
+
+    A run is a folder or what `vitrail.train` returned. Whether accuracies differ significantly is
+    decided by McNemar's exact test; it says nothing about other random seeds.
+
+    >>> vitrail.compare("runs/digits-1", "runs/digits-2").runs[0].number
+    1
+    """
+    folders = [run.folder if isinstance(run, Run) else run for run in runs]
     if len(folders) < 2:
-        raise UserError(f"{len(folders)} run was given; give at least two to compare")
+        raise UserError(f"got {len(folders)} run; give at least two to compare")
     paths = [Path(folder).resolve() for folder in folders]
-    if twice := [str(f) for f, p in zip(folders, paths, strict=True) if paths.count(p) > 1]:
-        raise UserError(f"{twice[0]} is given twice; give different runs")
+    if repeated := [str(f) for f, p in zip(folders, paths, strict=True) if paths.count(p) > 1]:
+        raise UserError(f"{repeated[0]} is given twice; give different runs")
     records = [read_run(folder) for folder in folders]
-    judged = [record for record in records if record.metrics and record.metrics["test"]]
-    entries = []
+    evaluated = [record for record in records if record.metrics and record.metrics["test"]]
+    compared = []
     for number, record in enumerate(records, 1):
-        difference, note = None, ""
-        if record.metrics is None:
-            note = "is not finished; `vitrail resume` goes on with it"
-        elif not record.metrics["test"]:
-            note = "has no test images, so nothing can be said"
-        else:
-            rivals = held_against(record, judged)
-            best = max(rivals, key=test_accuracy)
-            others = [test_images(other) for other in judged if other is not record]
-            if record is not best:
-                difference = differ(record, best, len(rivals) - 1)
-            elif others and not {None, test_images(record)} & set(others):
-                note = "is the only one with its test images"
-            elif len(rivals) == len(judged):
-                note = "is the best on test images"
-            else:
-                note = f"is the best of the {len(rivals)} runs with its test images"
-        entries.append(
-            Entry(
+        difference, verdict = compare_with_best(record, evaluated)
+        compared.append(
+            ComparedRun(
                 record=record,
                 number=number,
-                parameters=parameters(record.recipe.vit),
+                parameters=count_parameters(record.recipe.vit),
                 difference=difference,
-                note=note,
+                verdict=verdict,
             )
         )
-    return entries
+    return Comparison(tuple(compared))
 
 
-def test_accuracy(record: Record) -> float:
+def compare_with_best(record: Record, evaluated: list[Record]) -> tuple[Difference | None, str]:
+    """The difference to the best comparable run, if there is one, and a verdict in words."""
+    if record.metrics is None:
+        return None, "is not finished; continue it with `vitrail resume`"
+    if not record.metrics["test"]:
+        return None, "has no test images, so it cannot be compared"
+    comparable = comparable_runs(record, evaluated)
+    best = max(comparable, key=accuracy_on_test)
+    if record is not best:
+        return measure_difference(record, best, len(comparable) - 1)
+    others = {checksum_test_images(other) for other in evaluated if other is not record}
+    if others and not {None, checksum_test_images(record)} & others:
+        return None, "is the only run with these test images"
+    if len(comparable) == len(evaluated):
+        return None, "has the highest test accuracy"
+    return None, f"has the highest test accuracy of the {len(comparable)} runs with its test images"
+
+
+def accuracy_on_test(record: Record) -> float:
     return float(record.metrics["test"]["accuracy"]) if record.metrics else 0.0
 
 
-def held_against(record: Record, judged: list[Record]) -> list[Record]:
-    """The runs that answered the same test images, itself among them; without others, all runs."""
-    mine = test_images(record)
-    same = [other for other in judged if mine is not None and test_images(other) == mine]
-    return same if len(same) > 1 else judged
+def comparable_runs(record: Record, evaluated: list[Record]) -> list[Record]:
+    """The runs evaluated on the same test images, this one included; all runs if it is alone."""
+    mine = checksum_test_images(record)
+    same = [
+        other for other in evaluated if mine is not None and checksum_test_images(other) == mine
+    ]
+    return same if len(same) > 1 else evaluated
 
 
-def test_images(record: Record) -> str | None:
-    """A checksum of them, where it is known."""
-    return record.predictions.facts["same"].get("test") if record.predictions else None
+def checksum_test_images(record: Record) -> str | None:
+    """A checksum of the run's test images; None if its predictions are missing."""
+    if record.predictions is None:
+        return None
+    checksum: str | None = record.predictions.metadata["checksums"].get("test")
+    return checksum
 
 
-def differ(record: Record, best: Record, comparisons: int) -> Difference:
-    """McNemar's test on the same images; with several comparisons each must be surer."""
-    points = test_accuracy(best) - test_accuracy(record)
-    behind = f"{100 * points:.1f} points behind {best.folder}" if points else f"as {best.folder}"
-    ours, theirs = record.predictions, best.predictions
-    p, images, chance = None, 0, None
-    if ours is None or theirs is None:
-        lacking = record if ours is None else best
-        said = f"{lacking.folder} kept no predictions; `vitrail report {lacking.folder}` makes them"
-    elif test_images(record) != test_images(best):
-        behind = f"cannot be compared with {best.folder}"
-        said = "they saw other test images"
+def measure_difference(record: Record, best: Record, comparisons: int) -> tuple[Difference, str]:
+    """McNemar's test on the same images; several comparisons share the significance level."""
+    points = accuracy_on_test(best) - accuracy_on_test(record)
+    gap = f"{100 * points:.1f} percentage points below" if points else "same test accuracy as"
+    summary = f"{gap} {best.folder}"
+    p, images, significant = None, 0, None
+    mine, theirs = record.predictions, best.predictions
+    if mine is None or theirs is None:
+        lacking = record if mine is None else best
+        detail = (
+            f"{lacking.folder} has no predictions; `vitrail report {lacking.folder}` creates them"
+        )
+    elif checksum_test_images(record) != checksum_test_images(best):
+        summary = f"cannot be compared with {best.folder}"
+        detail = "the test images differ"
     else:
-        seen, also = ours.splits["test"], theirs.splits["test"]
-        p = metrics.mcnemar(seen.predicted, also.predicted, seen.labels)
-        images, chance = len(seen), p < CHANCE / comparisons
-        verdict = "more than chance" if chance else "could be chance"
-        said = f"{verdict}: {p_value(p)}, on the same {images:,} test images"
+        one, other = mine.splits["test"], theirs.splits["test"]
+        p = metrics.mcnemar(one.predicted, other.predicted, one.labels)
+        level = SIGNIFICANCE / comparisons
+        images, significant = len(one), p < level
+        result = "a significant difference" if significant else "not a significant difference"
+        detail = f"{result}: {describe_p_value(p)}, on the same {images:,} test images"
         if comparisons > 1:
-            bar = f"{CHANCE / comparisons:.2g}"
-            said += f" (as one of {comparisons} comparisons it counts below {bar})"
-    return Difference(
-        to=str(best.folder),
-        points=points,
-        p=p,
-        images=images,
-        more_than_chance=chance,
-        words=f"{behind}; {said}",
+            detail += f" ({comparisons} comparisons: significant below {level:.2g})"
+    difference = Difference(
+        to=str(best.folder), points=points, p=p, images=images, more_than_chance=significant
     )
+    return difference, f"{summary}; {detail}"
 
 
-def p_value(p: float) -> str:
-    return f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
+def describe_p_value(p: float) -> str:
+    return f"p = {p:.2g}" if p >= SMALLEST_P else "p < 0.0001"
 
 
-def page(entries: Sequence[Entry]) -> str:
-    """The table and the curves of all runs as one HTML page that needs no network."""
-    from vitrail.display import figures
+def describe_score(score: dict[str, Any] | None) -> str:
+    return format_accuracy(score["accuracy"], score["interval"]) if score else "-"
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """The table and the learning curves as one HTML page that works offline."""
+    from vitrail.display import figures  # imports matplotlib, which is slow
 
     charts = [
-        (words, figures.svg(figures.curves(chart(entries, key, what, key == "val_accuracy"))))
-        for key, what, words in (
-            ("val_accuracy", "right answers", "Right answers on validation images."),
-            ("val_loss", "loss", "Loss on validation images."),
+        (caption, figures.to_svg(figures.draw_curves(learning_curves(comparison.runs, key, label))))
+        for key, label, caption in (
+            ("val_accuracy", "accuracy", "Validation accuracy."),
+            ("val_loss", "loss", "Validation loss."),
         )
     ]
-    template = templates(Path(__file__).parent).get_template("compare.html")
+    template = load_templates(Path(__file__).parent).get_template("compare.html")
     return template.render(
-        version=__version__, entries=entries, charts=charts, columns=COLUMNS, row=row
+        version=__version__, runs=comparison.runs, charts=charts, columns=COLUMNS
     )
 
 
-def chart(entries: Sequence[Entry], key: str, what: str, percent: bool) -> Any:
-    """One curve for each run, over its time; named by the run's number."""
+def learning_curves(runs: Sequence[ComparedRun], key: str, label: str) -> "Chart":
+    """One curve for each run over its training time, labelled with the run's number."""
     from vitrail.display.figures import Chart, Curve
 
-    longest = max((line["seconds"] for e in entries for line in e.record.epochs), default=0)
-    unit, name = (60, "minutes") if longest > 180 else (1, "seconds")
-    found = []
-    for place, entry in enumerate(entries):
-        lines = [line for line in entry.record.epochs if line.get(key) is not None]
-        found.append(
+    longest = max((line["seconds"] for run in runs for line in run.record.epochs), default=0)
+    unit, name = (60, "minutes") if longest > MINUTES_FROM else (1, "seconds")
+    curves = []
+    for index, run in enumerate(runs):
+        lines = [line for line in run.record.epochs if line.get(key) is not None]
+        curves.append(
             Curve(
-                label=str(entry.number),
+                label=str(run.number),
                 x=[line["seconds"] / unit for line in lines],
                 y=[line[key] for line in lines],
-                colour=COLOURS[place % len(COLOURS)],
-                style=STYLES[place // len(COLOURS) % len(STYLES)],
-                dots=True,
+                colour=COLOURS[index % len(COLOURS)],
+                style=STYLES[index // len(COLOURS) % len(STYLES)],
+                markers=True,
             )
         )
-    return Chart(curves=found, x=name, y=what, percent=percent)
-
-
-def row(entry: Entry) -> list[str]:
-    """What stands in a table: numbers as words, a dash where there is none."""
-    numbers = entry.record.metrics
-    steps, seconds, scores = "-", "-", ["-", "-"]
-    if numbers:
-        steps, seconds = f"{numbers['steps']:,}", f"{numbers['seconds']:,.0f}"
-        scores = [score(numbers[split]) for split in ("val", "test")]
-    return [
-        str(entry.number),
-        str(entry.record.folder),
-        entry.record.name,
-        entry.record.recipe.model,
-        f"{entry.parameters:,}",
-        steps,
-        seconds,
-        *scores,
-    ]
-
-
-def score(found: dict[str, Any] | None) -> str:
-    if not found:
-        return "-"
-    low, high = found["interval"]
-    return f"{100 * found['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    return Chart(curves=curves, x=name, y=label, percent=key == "val_accuracy")

@@ -1,4 +1,4 @@
-"""The images behind a confusion matrix, as thumbnails that together stay small."""
+"""The images behind a confusion matrix, as thumbnails of limited total size."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,79 +6,81 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.preview import try_load
+from vitrail.data.preview import load_or_none
 from vitrail.data.source import Source
-from vitrail.display.page import thumbnail
-from vitrail.run.predictions import Seen
+from vitrail.display.page import make_thumbnail
+from vitrail.run.predictions import SplitPredictions
 
-DETAILED = 30  # classes up to which every cell of a matrix can be opened; of more, some pairs
-PAIRS = 100  # pairs of classes then, those confused most
-EACH = 8  # pictures of a cell at most
+MAX_TABLE_CLASSES = 30  # a matrix of more classes is a plot, beside a list of confused pairs
+MAX_PAIRS = 100  # in that list, the most confused first
+IMAGES_PER_CELL = 8
 SIDE = 128  # pixels of a thumbnail
-READ = 1_000_000_000  # bytes of images that one page reads at most: half a minute of photographs
+MAX_READ = 1_000_000_000  # bytes of images that one page reads: half a minute of photographs
 
 Card = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Images of one class that were taken for one class."""
+    """One cell of a confusion matrix, with its images."""
 
     label: int
     predicted: int
-    places: list[int]  # among the answers; those most worth seeing first
+    indices: list[int]  # into the predictions; the most instructive come first
 
     @property
-    def right(self) -> bool:
+    def correct(self) -> bool:
         return self.label == self.predicted
 
 
-def cells(seen: Seen, classes: int) -> list[Cell]:
-    """All cells that are not empty; of many classes the pairs that are confused most.
+def confusion_cells(predictions: SplitPredictions, classes: int) -> list[Cell]:
+    """All cells that are not empty; of many classes the most confused pairs.
 
-    The surest mistakes come first, and of right answers those that were least sure.
+    Errors are sorted from the most to the least confident, correct predictions the other way.
     """
-    where = (seen.labels * classes + seen.predicted).numpy()
-    sure = np.where(seen.right.numpy(), seen.probability.numpy(), -seen.probability.numpy())
-    order = np.lexsort((sure, where))
-    found, starts = np.unique(where[order], return_index=True)
+    numbers = (predictions.labels * classes + predictions.predicted).numpy()
+    confidence = predictions.calibrated.numpy()
+    rank = np.where(predictions.correct.numpy(), confidence, -confidence)
+    order = np.lexsort((rank, numbers))
+    distinct, starts = np.unique(numbers[order], return_index=True)
     groups = np.split(order, starts[1:])
-    made = [
-        Cell(label=int(n) // classes, predicted=int(n) % classes, places=group.tolist())
-        for n, group in zip(found, groups, strict=True)
+    cells = [
+        Cell(label=int(n) // classes, predicted=int(n) % classes, indices=group.tolist())
+        for n, group in zip(distinct, groups, strict=True)
     ]
-    if classes <= DETAILED:
-        return made
-    wrong = [cell for cell in made if not cell.right]
-    return sorted(wrong, key=lambda cell: -len(cell.places))[:PAIRS]
+    if classes <= MAX_TABLE_CLASSES:
+        return cells
+    errors = [cell for cell in cells if not cell.correct]
+    return sorted(errors, key=lambda cell: -len(cell.indices))[:MAX_PAIRS]
 
 
-class Album:
-    """Thumbnails by position in the data set, within `room` characters of the page."""
+class ThumbnailAlbum:
+    """Thumbnails by index into the data set, of at most `budget` characters together."""
 
-    def __init__(self, source: Source | None, room: int):
-        self.source, self.room, self.left = source, room, READ
+    def __init__(self, source: Source | None, budget: int):
+        self.source, self.budget, self.bytes_left = source, budget, MAX_READ
         self.cards: dict[int, Card] = {}
 
     def add(self, items: Iterator[int] | Sequence[int]) -> None:
-        """Makes cards in this order until there is no more room."""
+        """Makes cards in this order until the budget is used up."""
         if self.source is None:
             return
         for item in items:
             if item in self.cards:
                 continue
             size = int(self.source.sizes[item])
-            if self.room <= 0:
+            if self.budget <= 0:
                 return
-            if size > self.left:
+            if size > self.bytes_left:
                 continue
-            self.left -= size
-            card = {"path": self.source.ids[item], **thumbnail(try_load(self.source, item), SIDE)}
+            self.bytes_left -= size
+            image = make_thumbnail(load_or_none(self.source, item), SIDE)
+            card = {"path": self.source.ids[item], **image}
             self.cards[item] = card
-            self.room -= len(card["image"] or "") + 2 * len(card["path"])
+            self.budget -= len(card["image"] or "") + 2 * len(card["path"])
 
 
-def in_turn(groups: Sequence[Sequence[int]], most: int) -> Iterator[int]:
+def round_robin(groups: Sequence[Sequence[int]], rounds: int) -> Iterator[int]:
     """The first of every group, then the second of every group, and so on."""
-    for turn in range(most):
+    for turn in range(rounds):
         yield from (group[turn] for group in groups if turn < len(group))

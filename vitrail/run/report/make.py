@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs no network: what was learned, how sure that is, and why."""
+"""Writes the report of a run: one HTML page that works offline, and its figures as PNG files."""
 
 import copy
 from collections.abc import Sequence
@@ -14,231 +14,293 @@ from vitrail import files
 from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
 from vitrail.data.preprocess import preprocess
-from vitrail.data.preview import one_of_each, preview, try_load
-from vitrail.data.source import Source, Split, fingerprint, indices
-from vitrail.data.sources.catalogue import SETS, present
+from vitrail.data.preview import choose_per_class, load_or_none, preview_augmentation
+from vitrail.data.source import Source, Split, fingerprint, split_indices
+from vitrail.data.sources.catalogue import DATASETS, is_present
 from vitrail.display import figures
 from vitrail.display.figures import Chart, Curve, Mark
-from vitrail.display.page import evenly
-from vitrail.display.sheet import sheet
+from vitrail.display.page import pick_evenly
+from vitrail.display.sheet import draw_sheet
 from vitrail.display.text import printable
 from vitrail.errors import UserError
-from vitrail.model.cost import macs
+from vitrail.insight import gallery
+from vitrail.model.cost import count_macs
 from vitrail.model.vit import ViT
-from vitrail.run import auto, predictions
+from vitrail.run import auto
 from vitrail.run.build import make_loader, pick_device
-from vitrail.run.predictions import Predictions, Seen, ask
+from vitrail.run.predictions import (
+    Predictions,
+    SplitPredictions,
+    describe_predictions,
+    predict_split,
+    save_predictions,
+)
 from vitrail.run.record import FIGURES, MODEL, REPORT, Record, read_run
-from vitrail.run.report.gallery import DETAILED
-from vitrail.run.report.page import Drawing, calibration_curves, judging, page
-from vitrail.training.learner import computed_in
+from vitrail.run.report.explanations import explain_samples
+from vitrail.run.report.gallery import MAX_TABLE_CLASSES
+from vitrail.run.report.page import (
+    ReportFigure,
+    evaluated_split,
+    reliability_bins,
+    render_report,
+)
+from vitrail.run.result import Run
+from vitrail.training.learner import compute_dtype
 from vitrail.zoo.file import load_model
 
-MOST = 10_000  # training images that are looked at once more for their confusion matrix
-LOOKING = 30.0  # seconds that this may take on a CPU, and then of fewer images
-LOOKED_AT = 32  # validation images on which the heads are watched
-LEAST = 500  # images that are looked at however long it takes
+MAX_TRAINING_IMAGES = 10_000  # predicted again for their confusion matrix
+MIN_TRAINING_IMAGES = 500  # predicted however long it takes
+CPU_SECONDS = 30.0  # that this may take on a CPU; a slow model predicts fewer images
+DISTANCE_IMAGES = 32  # validation images on which attention distance is measured
 
-
-Kept = tuple[ViT, dict[str, Any]]  # the best weights so far, and what their file says of them
+Trained = tuple[ViT, dict[str, Any]]  # the best model so far, and the metadata of its file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class Report:
+    """The files of a report.
+
+    >>> vitrail.report("runs/digits-1").path.name
+    'report.html'
+    """
+
     path: Path
     figures: list[Path]
-    pictures: bool  # whether the images could be shown
-    why: str  # if not, why not
+    has_images: bool
+    missing: str  # why the page shows no images; empty if it does
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `vitrail report --json` prints.
+
+        >>> vitrail.report("runs/digits-1").to_dict()["pictures"]
+        True
+        """
+        return {
+            "run": str(self.path.parent),
+            "report": str(self.path),
+            "figures": [str(path) for path in self.figures],
+            "pictures": self.has_images,
+        }
 
 
-def make(folder: str | Path, loader: Loader | None = None) -> Made:
+def report(run: str | Path | Run) -> Report:
+    """Writes the report of a run again, finished or not: `report.html` and `figures/`.
+
+    A run is a folder or what `vitrail.train` returned. If its data is missing or has changed, the
+    page has no images and says why.
+
+    >>> vitrail.report("runs/digits-1").has_images
+    True
+    """
+    return write_report(run.folder if isinstance(run, Run) else run)
+
+
+def write_report(folder: str | Path, loader: Loader | None = None) -> Report:
     """Writes `report.html` and `figures/` of a run, finished or not.
 
-    Without the `loader` of the run the data is opened again; if it is gone or has changed, the
-    page has no pictures and says so.
+    Without the `loader` of the run, opens the data again; if it is missing or has changed, the
+    page has no images and says why.
     """
     record = read_run(folder)
     weights = record.folder / MODEL
-    kept = load_model(weights) if weights.is_file() else None
-    source, why = (loader.source, "") if loader is not None else data_of(record, kept)
-    answers = complete(record, kept, source, loader)
-    drawn = drawings(record, kept, answers)
-    if kept is not None and record.metrics is not None:
-        drawn |= learned(kept[0], record, source)
-    if source is not None and (augmented := augmentation(record, source)) is not None:
-        drawn["augmented"] = Drawing(name="augmented", png=augmented)
-    written = []
-    for one in drawn.values():
-        written.append(record.folder / FIGURES / f"{one.name}.png")
-        files.write(written[-1], one.png)
+    trained = load_model(weights) if weights.is_file() else None
+    source, missing = (loader.source, "") if loader is not None else reopen_data(record, trained)
+    predictions = complete_predictions(record, trained, source, loader)
+    drawn = draw_figures(record, trained, predictions)
+    if trained is not None and record.metrics is not None:
+        drawn |= draw_model_figures(trained[0], record, source)
+    if source is not None and (augmented := draw_augmented_sheet(record, source)) is not None:
+        drawn["augmented"] = ReportFigure(name="augmented", png=augmented)
+    paths = []
+    for figure in drawn.values():
+        paths.append(record.folder / FIGURES / f"{figure.name}.png")
+        files.write_file(paths[-1], figure.png)
+    explained = explain_predictions(trained, record, source, predictions)
+    page = render_report(record, predictions, source, missing, drawn, explained)
     path = record.folder / REPORT
-    looked = why_so(kept, record, source, answers)
-    files.write(path, page(record, answers, source, why, drawn, looked))
-    return Made(path=path, figures=written, pictures=source is not None, why=why)
+    files.write_file(path, page)
+    return Report(path=path, figures=paths, has_images=source is not None, missing=missing)
 
 
-def data_of(record: Record, kept: Kept | None) -> tuple[Source | None, str]:
-    """The data of a run if it is still there and the same; else why it is not used."""
+def reopen_data(record: Record, trained: Trained | None) -> tuple[Source | None, str]:
+    """The data of a run if it is present and unchanged; else None and the reason."""
     name = record.recipe.source
-    if name in SETS and not present(name):
-        return None, f"the set {name} is not on this machine"
+    if name in DATASETS and not is_present(name):
+        return None, f"the data set {name} is not on this machine"
     try:
         source = open_data(name, columns=record.recipe.data.columns)
     except UserError as error:
         return None, str(error)
-    if kept is not None and kept[1]["data"]["fingerprint"] != fingerprint(source):
-        return None, f"{name} is not the data of this run any more"
+    if trained is not None and trained[1]["data"]["fingerprint"] != fingerprint(source):
+        return None, f"{name} has changed since this run"
     return source, ""
 
 
-def complete(
-    record: Record, kept: Kept | None, source: Source | None, loader: Loader | None
+def complete_predictions(
+    record: Record, trained: Trained | None, source: Source | None, loader: Loader | None
 ) -> Predictions | None:
-    """What the final weights say of all splits; they are asked where an answer is missing."""
-    known = record.predictions
-    if record.metrics is None or source is None or kept is None:
-        return known
-    if known and "train" in known.splits:
-        return known
+    """The predictions of the final model; computes and stores those that are missing."""
+    stored = record.predictions
+    if record.metrics is None or source is None or trained is None:
+        return stored
+    if stored and "train" in stored.splits:
+        return stored
     loader = loader or make_loader(record.recipe, source, pick_device("auto"))
-    model, facts = copy.deepcopy(kept[0]).to(loader.device), kept[1]
-    dtype = computed_in(record.recipe.train.precision, loader.device)
-    temperature = facts["temperature"]
-    seen: dict[Split, Seen] = dict(known.splits) if known else {}
+    model, metadata = copy.deepcopy(trained[0]).to(loader.device), trained[1]
+    dtype = compute_dtype(record.recipe.train.precision, loader.device)
+    temperature = metadata["temperature"]
+    by_split: dict[Split, SplitPredictions] = dict(stored.splits) if stored else {}
     splits: list[Split] = ["train", "val"]
-    if record.metrics["test"]:  # else the run was not to look at them
+    if record.metrics["test"]:  # else the run left out the test split
         splits.append("test")
     for split in splits:
-        if split not in seen and len(indices(source, split)):
-            most = most_training_images(record, loader) if split == "train" else None
-            seen[split] = ask(model, loader, split, dtype, most).judged(temperature)
-    about = predictions.about(source, facts["data"]["fingerprint"], seen, temperature)
-    about |= {"made": facts["made"]} if "made" in facts else {}
-    whole = Predictions(splits=seen, facts={**about, **(known.facts if known else {})})
-    predictions.keep(record.folder, whole)
-    return whole
+        if split not in by_split and len(split_indices(source, split)):
+            limit = training_image_limit(record, loader) if split == "train" else None
+            outputs = predict_split(model, loader, split, dtype, limit)
+            by_split[split] = outputs.to_predictions(temperature)
+    checksum = metadata["data"]["fingerprint"]
+    described = describe_predictions(source, checksum, by_split, temperature)
+    if "environment" in metadata:
+        described["environment"] = metadata["environment"]
+    described |= stored.metadata if stored else {}
+    completed = Predictions(splits=by_split, metadata=described)
+    save_predictions(record.folder, completed)
+    return completed
 
 
-def most_training_images(record: Record, loader: Loader) -> int:
+def training_image_limit(record: Record, loader: Loader) -> int:
+    """How many training images to predict, so that a CPU needs about CPU_SECONDS."""
     if loader.device.type != "cpu":
-        return MOST
-    fitting = LOOKING * auto.CPU_RATE * torch.get_num_threads() / macs(record.recipe.vit)
-    return int(min(MOST, max(LEAST, fitting)))
+        return MAX_TRAINING_IMAGES
+    macs = count_macs(record.recipe.vit)
+    affordable = CPU_SECONDS * auto.CPU_RATE * torch.get_num_threads() / macs
+    return int(min(MAX_TRAINING_IMAGES, max(MIN_TRAINING_IMAGES, affordable)))
 
 
-def drawings(record: Record, kept: Kept | None, answers: Predictions | None) -> dict[str, Drawing]:
-    """Every figure by its name; of an unfinished run the curves alone."""
-    made = {}
+def draw_figures(
+    record: Record, trained: Trained | None, predictions: Predictions | None
+) -> dict[str, ReportFigure]:
+    """Learning curves, confusion matrices and calibration; of an unfinished run only curves."""
+    drawn = {}
     if record.lines:
-        made["loss"] = figures.curves(loss_chart(record))
+        drawn["loss"] = figures.draw_curves(loss_chart(record))
     if record.epochs:
-        made["accuracy"] = figures.curves(accuracy_chart(record, kept))
-    if answers is not None:
+        drawn["accuracy"] = figures.draw_curves(accuracy_chart(record, trained))
+    if predictions is not None:
         splits: tuple[Split, ...] = ("train", "val")
         for split in splits:
-            if split in answers.splits:
-                matrix = answers.confusion(split).numpy()
-                made[f"confusion_{split}"] = figures.confusion(matrix, answers.classes)
-        seen = answers.splits[judging(answers)]
-        made["calibration"] = figures.calibration(*calibration_curves(seen))
-    tabled = len(answers.classes) <= DETAILED if answers is not None else False
+            if split in predictions.splits:
+                matrix = predictions.confusion(split).numpy()
+                drawn[f"confusion_{split}"] = figures.draw_confusion_matrix(
+                    matrix, predictions.classes
+                )
+        bins = reliability_bins(predictions.splits[evaluated_split(predictions)])
+        drawn["calibration"] = figures.draw_reliability_diagram(*bins)
+    as_table = predictions is not None and len(predictions.classes) <= MAX_TABLE_CLASSES
     return {
-        name: drawing(name, figure, page=not (tabled and name.startswith("confusion")))
-        for name, figure in made.items()
+        name: convert_figure(name, figure, svg=not (as_table and name.startswith("confusion")))
+        for name, figure in drawn.items()
     }
 
 
-def drawing(name: str, figure: Figure, *, page: bool = True) -> Drawing:
-    """A figure as a file, and for the `page` as lines that follow its light and dark."""
-    svg = figures.svg(figure) if page else ""
-    return Drawing(name=name, png=figures.png(figure), svg=svg)
+def convert_figure(name: str, figure: Figure, *, svg: bool = True) -> ReportFigure:
+    """A figure as a PNG, and as an SVG if the page shows it that way."""
+    markup = figures.to_svg(figure) if svg else ""
+    return ReportFigure(name=name, png=figures.to_png(figure), svg=markup)
 
 
-def learned(model: ViT, record: Record, source: Source | None) -> dict[str, Drawing]:
-    """What the weights themselves show; how far heads look is measured on validation images."""
-    from vitrail.insight import gallery
-
-    found, view = {}, record.recipe.view
-    for make in (gallery.positions, gallery.filters):
+def draw_model_figures(
+    model: ViT, record: Record, source: Source | None
+) -> dict[str, ReportFigure]:
+    """Positions, patch filters and, if there are validation images, attention distance."""
+    drawn, settings = {}, record.recipe.preprocess
+    for draw in (gallery.positions_figure, gallery.filters_figure):
         try:
-            picture = make(model)
+            one = draw(model)
         except UserError:  # this architecture has none
             continue
-        found[picture.name] = drawing(picture.name, picture.figure, page=False)
-    items = [] if source is None else evenly(indices(source, "val"), LOOKED_AT)
-    images = [] if source is None else [try_load(source, item, view.channels) for item in items]
-    if seen := [preprocess(view, image) for image in images if image is not None]:
-        picture = gallery.distance(model, torch.stack(seen))
-        found[picture.name] = drawing(picture.name, picture.figure, page=False)
-    return found
+        drawn[one.name] = convert_figure(one.name, one.figure, svg=False)
+    if source is None:
+        return drawn
+    items = pick_evenly(split_indices(source, "val"), DISTANCE_IMAGES)
+    images = [load_or_none(source, item, settings.channels) for item in items]
+    if inputs := [preprocess(settings, image) for image in images if image is not None]:
+        one = gallery.distance_figure(model, torch.stack(inputs))
+        drawn[one.name] = convert_figure(one.name, one.figure, svg=False)
+    return drawn
 
 
-def why_so(
-    kept: Kept | None, record: Record, source: Source | None, answers: Predictions | None
+def explain_predictions(
+    trained: Trained | None, record: Record, source: Source | None, predictions: Predictions | None
 ) -> list[dict[str, Any]]:
-    """What spoke for a few answers; nothing while there are none, or no images to show."""
-    if kept is None or source is None or answers is None or record.metrics is None:
+    """Heatmaps of a few predictions; empty if the run or its data is incomplete."""
+    if trained is None or source is None or predictions is None or record.metrics is None:
         return []
-    from vitrail.run.report.why import reasons
-
-    seen, classes = answers.splits[judging(answers)], tuple(answers.classes)
-    return reasons(kept[0], record.recipe.view, source, seen, classes)
+    one = predictions.splits[evaluated_split(predictions)]
+    settings, classes = record.recipe.preprocess, tuple(predictions.classes)
+    return explain_samples(trained[0], settings, source, one, classes)
 
 
 def loss_chart(record: Record) -> Chart:
-    """Of single steps, faint beside that of epochs where there are several; and validation."""
+    """Training loss of each epoch, of single steps in the background, and validation loss."""
     steps = [(line["step"], line["loss"]) for line in record.steps]
-    train = points(record, "train_loss")
-    val = points(record, "val_loss")
+    train = epoch_points(record, "train_loss")
+    val = epoch_points(record, "val_loss")
     if len(train) < 2:
-        found = [Curve(label="training", x=x(steps), y=y(steps))]
+        curves = [Curve(label="training", x=x_values(steps), y=y_values(steps))]
     else:
-        found = [Curve(label="", x=x(steps), y=y(steps), faint=True)]
-        found.append(Curve(label="training", x=x(train), y=y(train)))
-    found.append(Curve(label="validation", x=x(val), y=y(val), colour="amber", dots=True))
-    return Chart(curves=found, x="step", y="loss")
+        curves = [Curve(label="", x=x_values(steps), y=y_values(steps), faint=True)]
+        curves.append(Curve(label="training", x=x_values(train), y=y_values(train)))
+    curves.append(validation_curve(val))
+    return Chart(curves=curves, x="step", y="loss")
 
 
-def accuracy_chart(record: Record, kept: Kept | None) -> Chart:
-    """A ring around the epoch whose weights were kept."""
-    train, val = points(record, "train_accuracy"), points(record, "val_accuracy")
-    best = kept[1].get("best") if kept else None
+def accuracy_chart(record: Record, trained: Trained | None) -> Chart:
+    """Accuracy of each epoch; a ring marks the epoch whose weights were kept."""
+    train, val = epoch_points(record, "train_accuracy"), epoch_points(record, "val_accuracy")
+    best = trained[1].get("best") if trained else None
     marks = [Mark(x=best["step"], y=best["val_accuracy"])] if best else []
-    found = [Curve(label="training", x=x(train), y=y(train))]
-    found.append(Curve(label="validation", x=x(val), y=y(val), colour="amber", dots=True))
-    return Chart(curves=found, x="step", y="right answers", percent=True, marks=marks)
+    curves = [Curve(label="training", x=x_values(train), y=y_values(train)), validation_curve(val)]
+    return Chart(curves=curves, x="step", y="accuracy", percent=True, marks=marks)
 
 
-def points(record: Record, key: str) -> list[tuple[float, float]]:
-    """Step and value of every epoch that has one."""
+def validation_curve(points: Sequence[tuple[float, float]]) -> Curve:
+    x, y = x_values(points), y_values(points)
+    return Curve(label="validation", x=x, y=y, colour="amber", markers=True)
+
+
+def epoch_points(record: Record, key: str) -> list[tuple[float, float]]:
+    """Step and value of every epoch that has the value."""
     lines = record.epochs
     return [(line["step"], line[key]) for line in lines if line.get(key) is not None]
 
 
-def x(points: Sequence[tuple[float, float]]) -> list[float]:
+def x_values(points: Sequence[tuple[float, float]]) -> list[float]:
     return [point[0] for point in points]
 
 
-def y(points: Sequence[tuple[float, float]]) -> list[float]:
+def y_values(points: Sequence[tuple[float, float]]) -> list[float]:
     return [point[1] for point in points]
 
 
-def augmentation(record: Record, source: Source) -> bytes | None:
-    """A sheet of training images as the first epochs show them; None if none can be read."""
+def draw_augmented_sheet(record: Record, source: Source) -> bytes | None:
+    """A contact sheet of training images in the first epochs; None if none can be read."""
     recipe, usable = record.recipe, np.ones(len(source), bool)
-    while items := one_of_each(source, usable):
-        channels = recipe.view.channels
-        broken = [item for item in items if try_load(source, item, channels) is None]
+    while items := choose_per_class(source, usable):
+        channels = recipe.preprocess.channels
+        broken = [item for item in items if load_or_none(source, item, channels) is None]
         if not broken:
             break
         usable[broken] = False
     if not items:
         return None
-    batch = preview(source, items, recipe.view, recipe.data, seed=recipe.train.seed)
-    return sheet(
+    batch = preview_augmentation(
+        source, items, recipe.preprocess, recipe.data, seed=recipe.train.seed
+    )
+    return draw_sheet(
         batch.images,
         batch.targets,
         [printable(name) for name in source.classes],
-        mean=recipe.view.mean,
-        std=recipe.view.std,
+        mean=recipe.preprocess.mean,
+        std=recipe.preprocess.std,
     )

@@ -1,4 +1,4 @@
-"""What stands on the page of a run: every word and number of `report.html`."""
+"""The content of a run's `report.html`, as the values that the template shows."""
 
 import io
 import shlex
@@ -11,96 +11,103 @@ from PIL import Image
 
 from vitrail import __version__
 from vitrail.data.config import Augment
-from vitrail.data.source import Source, Split, indices
-from vitrail.display.page import checksum, packed, templates, uri
+from vitrail.data.source import SPLITS, Source, Split, split_indices
+from vitrail.display.page import data_uri, encode_image, load_templates, script_hash
+from vitrail.display.text import (
+    format_count,
+    format_duration,
+    format_parameters,
+    format_percent,
+)
 from vitrail.evaluation import metrics
-from vitrail.model.cost import parameters
-from vitrail.run.live import duration
-from vitrail.run.predictions import Predictions, Seen
-from vitrail.run.recipe import write_toml
+from vitrail.model.cost import count_parameters
+from vitrail.run.predictions import Predictions, SplitPredictions
+from vitrail.run.recipe import recipe_to_toml
 from vitrail.run.record import RECIPE, REPORT, Record
-from vitrail.run.report.gallery import DETAILED, EACH, Album, Card, Cell, cells, in_turn
+from vitrail.run.report.gallery import (
+    IMAGES_PER_CELL,
+    MAX_TABLE_CLASSES,
+    Card,
+    Cell,
+    ThumbnailAlbum,
+    confusion_cells,
+    round_robin,
+)
 
-MISTAKES = 24  # shown with pictures
-ROOM = 3_600_000  # characters of thumbnails
-LEARNED = ("positions", "filters", "attention_distance")  # figures that show the weights
-HEAVY, WIDE = 400_000, 1400  # bytes of a sheet from which on it becomes a JPEG, so many pixels wide
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
-WORDS: dict[Split, str] = {"train": "training", "val": "validation", "test": "test"}
+MAX_ERRORS = 24  # shown as images
+THUMBNAIL_BUDGET = 3_600_000  # characters
+MODEL_FIGURES = ("positions", "filters", "attention_distance")
+# A contact sheet of more bytes is embedded as a JPEG of this width in pixels.
+MAX_SHEET_BYTES, SHEET_WIDTH = 400_000, 1400
+SPLIT_NAMES: dict[Split, str] = {"train": "training", "val": "validation", "test": "test"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """A figure: a file of the run, and where it is drawn by lines, a part of the page."""
+class ReportFigure:
+    """A figure as a PNG file, and as an SVG if the page shows it."""
 
     name: str
     png: bytes
     svg: str = ""
 
 
-def page(
+def render_report(
     record: Record,
-    answers: Predictions | None,
+    predictions: Predictions | None,
     source: Source | None,
-    why: str,
-    drawn: dict[str, Drawing],
-    looked: list[dict[str, Any]],
+    missing: str,
+    figures: dict[str, ReportFigure],
+    explained: list[dict[str, Any]],
 ) -> str:
-    """The whole page; `why` there are no pictures, if there is no `source`."""
+    """The whole page; without a `source` it has no images, and `missing` says why."""
     here = Path(__file__).parent
     script = (here / "page.js").read_text(encoding="utf-8")
-    album = Album(source, ROOM)
+    album = ThumbnailAlbum(source, THUMBNAIL_BUDGET)
     train, augment = record.recipe.train, record.recipe.data.augment
-    context: dict[str, Any] = {"matrices": [], "mistakes": [], "scores": [], "calibration": None}
-    if answers:
-        context["mistakes"] = mistakes(answers, album)
-        context["matrices"] = matrices(answers, album, drawn)
-        context["scores"] = class_scores(answers)
-        context["calibration"] = calibration(answers)
+    results: dict[str, Any] = {"matrices": [], "errors": [], "scores": [], "calibration": None}
+    if predictions:
+        results["errors"] = error_cards(predictions, album)
+        results["matrices"] = confusion_sections(predictions, album, figures)
+        results["scores"] = class_scores(predictions)
+        results["calibration"] = summarise_calibration(predictions)
     return (
-        templates(here)
+        load_templates(here)
         .get_template("page.html")
         .render(
-            **context,
+            **results,
             version=__version__,
             script=script,
-            checksum=checksum(script),
+            script_hash=script_hash(script),
             name=record.name,
             model=record.recipe.model,
             folder=record.folder.resolve(),
-            why=why,
-            headline=headline(record, answers),
-            progress=progress(record),
-            facts=facts(record, answers, source),
-            charts={name: one.svg for name, one in drawn.items()},
-            harder=bool(train.smoothing or augment.mixup or augment.cutmix),
-            judged=WORDS[judging(answers)] if answers else "",
-            looked=looked,
-            learned=[shrunk(drawn[name].png) for name in LEARNED if name in drawn],
-            augmented=shrunk(drawn["augmented"].png) if "augmented" in drawn else None,
+            missing=missing,
+            headline=summarise_accuracy(record, predictions),
+            progress=describe_progress(record),
+            summary=summarise_run(record, predictions, source),
+            charts={name: figure.svg for name, figure in figures.items()},
+            regularised=bool(train.smoothing or augment.mixup or augment.cutmix),
+            evaluated=SPLIT_NAMES[evaluated_split(predictions)] if predictions else "",
+            explained=explained,
+            model_figures=[embed_sheet(figures[k].png) for k in MODEL_FIGURES if k in figures],
+            augmented=embed_sheet(figures["augmented"].png) if "augmented" in figures else None,
             reasons=record.reasons,
-            settings=write_toml(record.recipe),
-            origin=origin(record, answers),
-            command=command(record),
-            varied=augment != Augment(),
+            settings=recipe_to_toml(record.recipe),
+            environment=describe_origin(record, predictions),
+            command=reproduction_command(record),
+            augments=augment != Augment(),
             files=sorted({REPORT} | {p.name for p in record.folder.iterdir() if p.name[0] != "."}),
         )
     )
 
 
-def judging(answers: Predictions) -> Split:
-    """The split whose accuracy is the run's: test, where there is one."""
-    return "test" if "test" in answers.splits else "val"
+def evaluated_split(predictions: Predictions) -> Split:
+    """The split of the run's accuracy: test if it was evaluated, else validation."""
+    return "test" if "test" in predictions.splits else "val"
 
 
-def percent(rate: float) -> str:
-    """A share with one digit; with two where one would claim perfection."""
-    digits = 2 if 0 < min(rate, 1 - rate) < 0.0005 else 1
-    return f"{100 * rate:.{digits}f} %"
-
-
-def headline(record: Record, answers: Predictions | None) -> dict[str, Any] | None:
-    """The accuracy in words, with how sure it is; None while there is none."""
+def summarise_accuracy(record: Record, predictions: Predictions | None) -> dict[str, Any] | None:
+    """The accuracy with its confidence interval; None if the run is not finished."""
     if record.metrics is None:
         return None
     split: Split = "test" if record.metrics["test"] else "val"
@@ -108,243 +115,253 @@ def headline(record: Record, answers: Predictions | None) -> dict[str, Any] | No
     if not score:
         return None
     low, high = score["interval"]
-    told: dict[str, Any] = {
-        "rate": percent(score["accuracy"]),
-        "split": WORDS[split],
+    summary: dict[str, Any] = {
+        "accuracy": format_percent(score["accuracy"]),
+        "split": SPLIT_NAMES[split],
         "low": f"{100 * low:.1f}",
-        "high": percent(high),
+        "high": format_percent(high),
         "bar": (100 * low, 100 * high, 100 * score["accuracy"]),
         "images": None,
     }
-    if answers:
-        seen = answers.splits[split]
-        counts = answers.confusion(split).sum(dim=1)
-        told["images"] = f"{len(seen):,}"
-        told["wrong"] = int((~seen.right).sum())
-        told["guess"] = 100 * float(counts.max() / counts.sum())
-    return told
+    if predictions:
+        counts = predictions.confusion(split).sum(dim=1)
+        summary["images"] = f"{len(predictions.splits[split]):,}"
+        summary["errors"] = int((~predictions.splits[split].correct).sum())
+        summary["baseline"] = 100 * float(counts.max() / counts.sum())  # always the largest class
+    return summary
 
 
-def progress(record: Record) -> str:
-    """How far an unfinished run is."""
+def describe_progress(record: Record) -> str:
+    """The progress of a run that is not finished; empty if it is."""
     if record.metrics is not None:
         return ""
     done = record.lines[-1]["step"] if record.lines else 0
     return f"{done:,} of {record.recipe.train.steps:,} steps"
 
 
-def facts(
-    record: Record, answers: Predictions | None, source: Source | None
+def summarise_run(
+    record: Record, predictions: Predictions | None, source: Source | None
 ) -> list[tuple[str, str]]:
-    """The numbers at the top."""
+    """The numbers at the top of the page."""
     vit = record.recipe.vit
     counts = None
-    if answers:
-        counts = answers.facts["images"]
+    if predictions:
+        counts = predictions.metadata["images"]
     elif source is not None:
-        counts = {split: len(indices(source, split)) for split in SPLITS}
-    told = []
+        counts = {split: len(split_indices(source, split)) for split in SPLITS}
+    summary = [("classes", f"{vit.classes:,}")]
     if counts:
         numbers = " / ".join(f"{counts[split]:,}" for split in SPLITS)
-        told.append((f"{vit.classes:,} classes, train / val / test", numbers))
-    else:
-        told.append(("classes", f"{vit.classes:,}"))
-    told.append(("model", f"{record.recipe.model}, {short(parameters(vit))} parameters"))
+        summary = [(f"{format_count(vit.classes, 'class')}, train / val / test", numbers)]
+    parameters = format_parameters(count_parameters(vit))
+    summary.append(("model", f"{record.recipe.model}, {parameters} parameters"))
     height, width = vit.size
-    told.append(("sees", f"{width} x {height}, {vit.patches} patches"))
+    summary.append(("input", f"{width} x {height}, {format_count(vit.patches, 'patch')}"))
     if record.metrics:
         steps, epochs = record.metrics["steps"], record.metrics["epochs"]
-        passes = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
-        told.append(("trained", f"{steps:,} steps, {passes}"))
-        told.append(("time", duration(record.metrics["seconds"])))
+        length = f"{format_count(steps, 'step')}, {format_count(epochs, 'epoch')}"
+        summary.append(("training", length))
+        summary.append(("time", format_duration(record.metrics["seconds"])))
     elif rates := [line["images_per_s"] for line in record.steps[1:]]:
-        told.append(("images a second", f"{median(rates):,.0f}"))
-    return told
+        summary.append(("images per second", f"{median(rates):,.0f}"))
+    return summary
 
 
-def short(number: int) -> str:
-    if number < 1_000_000:
-        return f"{number / 1000:.0f} k"
-    return f"{number / 1e6:.1f} M"
+def error_cards(predictions: Predictions, album: ThumbnailAlbum) -> list[Card]:
+    """The most confident errors on the evaluated split."""
+    one = predictions.splits[evaluated_split(predictions)]
+    errors = metrics.most_confident_errors(one.calibrated, one.predicted, one.labels, MAX_ERRORS)
+    album.add([int(one.items[error.index]) for error in errors])
+    return [prediction_card(one, error.index, predictions, album) for error in errors]
 
 
-def mistakes(answers: Predictions, album: Album) -> list[Card]:
-    """The surest wrong answers of the split that is judged."""
-    seen = answers.splits[judging(answers)]
-    found = metrics.surest_mistakes(seen.probability, seen.predicted, seen.labels, MISTAKES)
-    album.add([int(seen.items[mistake.index]) for mistake in found])
-    return [card(seen, mistake.index, answers, album) for mistake in found]
-
-
-def card(seen: Seen, place: int, answers: Predictions, album: Album) -> Card:
-    """One image: what it is, what it was called, and how surely."""
-    item = int(seen.items[place])
+def prediction_card(
+    one: SplitPredictions, index: int, predictions: Predictions, album: ThumbnailAlbum
+) -> Card:
+    """One image with its label, its predicted class and the confidence."""
+    item = int(one.items[index])
     empty = {"path": "", "image": None, "tiny": False}
     return {
         **album.cards.get(item, empty),
-        "label": answers.classes[int(seen.labels[place])],
-        "predicted": answers.classes[int(seen.predicted[place])],
-        "right": bool(seen.right[place]),
-        "sure": f"{100 * float(seen.probability[place]):.0f} %",
+        "label": predictions.classes[int(one.labels[index])],
+        "predicted": predictions.classes[int(one.predicted[index])],
+        "correct": bool(one.correct[index]),
+        "confidence": f"{100 * float(one.calibrated[index]):.0f} %",
     }
 
 
-def matrices(answers: Predictions, album: Album, drawn: dict[str, Drawing]) -> list[dict[str, Any]]:
-    """Validation and training images: what was taken for what, and the images behind it."""
-    splits = [split for split in ("val", "train") if split in answers.splits]
-    found = {split: cells(answers.splits[split], len(answers.classes)) for split in splits}
+def confusion_sections(
+    predictions: Predictions, album: ThumbnailAlbum, figures: dict[str, ReportFigure]
+) -> list[dict[str, Any]]:
+    """The confusion matrices of validation and training images, with the images behind them."""
+    splits = [split for split in ("val", "train") if split in predictions.splits]
+    classes = len(predictions.classes)
+    cells = {split: confusion_cells(predictions.splits[split], classes) for split in splits}
     groups = [
-        [int(answers.splits[split].items[place]) for place in cell.places[:EACH]]
+        [int(predictions.splits[split].items[index]) for index in cell.indices[:IMAGES_PER_CELL]]
         for split in splits
-        for cell in found[split]
+        for cell in cells[split]
     ]
-    album.add(in_turn(groups, EACH))
-    made = []
-    for split in splits:
-        seen, images = answers.splits[split], answers.facts["images"][split]
-        panels = [panel(split, cell, answers, album) for cell in found[split]]
-        panels = [one for one in panels if one["cards"]]
-        small = len(answers.classes) <= DETAILED
-        made.append(
-            {
-                "split": split,
-                "words": WORDS[split],
-                "images": f"{len(seen):,}",
-                "of": f"{images:,}" if len(seen) < images else "",
-                "rate": percent(seen.accuracy),
-                "wrong": int((~seen.right).sum()),
-                "panels": panels,
-                "lacking": len(found[split]) - len(panels),
-                "rows": rows(split, answers, {one["anchor"] for one in panels}) if small else [],
-                "pairs": []
-                if small
-                else [pair(split, cell, answers, album) for cell in found[split]],
-                "picture": "" if small else drawn[f"confusion_{split}"].svg,
-            }
-        )
-    return made
+    album.add(round_robin(groups, IMAGES_PER_CELL))
+    return [confusion_section(split, cells[split], predictions, album, figures) for split in splits]
 
 
-def rows(split: Split, answers: Predictions, shown: set[str]) -> list[dict[str, Any]]:
-    """A confusion matrix for a table; stronger colour where a class lost or kept more images."""
-    matrix = answers.confusion(split)
+def confusion_section(
+    split: Split,
+    cells: list[Cell],
+    predictions: Predictions,
+    album: ThumbnailAlbum,
+    figures: dict[str, ReportFigure],
+) -> dict[str, Any]:
+    """One matrix: a table for few classes, else a plot and a list of confused pairs."""
+    one, images = predictions.splits[split], predictions.metadata["images"][split]
+    panels = [cell_panel(split, cell, predictions, album) for cell in cells]
+    panels = [panel for panel in panels if panel["cards"]]
+    anchors = {panel["anchor"] for panel in panels}
+    table = len(predictions.classes) <= MAX_TABLE_CLASSES
+    return {
+        "split": split,
+        "name": SPLIT_NAMES[split],
+        "images": f"{len(one):,}",
+        "of": f"{images:,}" if len(one) < images else "",
+        "accuracy": format_percent(one.accuracy),
+        "errors": int((~one.correct).sum()),
+        "panels": panels,
+        "without_images": len(cells) - len(panels),
+        "rows": confusion_rows(split, predictions, anchors) if table else [],
+        "pairs": [] if table else [pair_row(split, cell, predictions, album) for cell in cells],
+        "plot": "" if table else figures[f"confusion_{split}"].svg,
+    }
+
+
+def confusion_rows(
+    split: Split, predictions: Predictions, anchors: set[str]
+) -> list[dict[str, Any]]:
+    """The rows of the table; a cell with a larger share of its row has a stronger colour."""
+    matrix = predictions.confusion(split)
     totals = matrix.sum(dim=1).clamp(min=1).tolist()
-    made = []
+    rows = []
     for label, counts in enumerate(matrix.tolist()):
-        line = []
+        cells = []
         for predicted, count in enumerate(counts):
             share = count / totals[label]
             strength = share if label == predicted else share**0.5
             anchor = f"{split}-{label}-{predicted}"
-            line.append(
+            cells.append(
                 {
                     "count": count,
                     "strength": round(100 * strength),
-                    "right": label == predicted,
-                    "predicted": answers.classes[predicted],
-                    "anchor": anchor if anchor in shown else "",
+                    "correct": label == predicted,
+                    "predicted": predictions.classes[predicted],
+                    "anchor": anchor if anchor in anchors else "",
                 }
             )
-        made.append({"name": answers.classes[label], "cells": line})
-    return made
+        rows.append({"name": predictions.classes[label], "cells": cells})
+    return rows
 
 
-def panel(split: Split, cell: Cell, answers: Predictions, album: Album) -> dict[str, Any]:
-    """The images of one cell, as far as there was room for them."""
-    seen = answers.splits[split]
-    places = [p for p in cell.places[:EACH] if int(seen.items[p]) in album.cards]
+def cell_panel(
+    split: Split, cell: Cell, predictions: Predictions, album: ThumbnailAlbum
+) -> dict[str, Any]:
+    """The images of one cell, as far as the page has room for them."""
+    one = predictions.splits[split]
+    indices = [k for k in cell.indices[:IMAGES_PER_CELL] if int(one.items[k]) in album.cards]
     return {
         "anchor": f"{split}-{cell.label}-{cell.predicted}",
-        "label": answers.classes[cell.label],
-        "predicted": answers.classes[cell.predicted],
-        "right": cell.right,
-        "count": len(cell.places),
-        "cards": [card(seen, place, answers, album) for place in places],
-        "more": len(cell.places) - len(places),
+        "label": predictions.classes[cell.label],
+        "predicted": predictions.classes[cell.predicted],
+        "correct": cell.correct,
+        "count": len(cell.indices),
+        "cards": [prediction_card(one, index, predictions, album) for index in indices],
+        "more": len(cell.indices) - len(indices),
     }
 
 
-def pair(split: Split, cell: Cell, answers: Predictions, album: Album) -> dict[str, Any]:
-    total = int((answers.splits[split].labels == cell.label).sum())
-    shown = panel(split, cell, answers, album)
-    return {**shown, "share": percent(len(cell.places) / total), "total": total}
+def pair_row(
+    split: Split, cell: Cell, predictions: Predictions, album: ThumbnailAlbum
+) -> dict[str, Any]:
+    """A pair of confused classes, with its share of the images of the true class."""
+    total = int((predictions.splits[split].labels == cell.label).sum())
+    panel = cell_panel(split, cell, predictions, album)
+    return {**panel, "share": format_percent(len(cell.indices) / total), "total": total}
 
 
-def class_scores(answers: Predictions) -> list[dict[str, Any]]:
-    """A row for each class with images, those found least often first."""
-    matrix = answers.confusion(judging(answers))
-    made = []
-    for number, score in enumerate(metrics.per_class(matrix)):
+def class_scores(predictions: Predictions) -> list[dict[str, Any]]:
+    """A row for each class with images, the lowest recall first."""
+    matrix = predictions.confusion(evaluated_split(predictions))
+    rows = []
+    for number, score in enumerate(metrics.score_classes(matrix)):
         if not score.count:
             continue
-        low, high = metrics.interval(score.recall, score.count)
+        low, high = metrics.wilson_interval(score.recall, score.count)
         others = matrix[number].clone()
         others[number] = 0
-        missed = int(others.max())
-        made.append(
+        errors = int(others.max())
+        rows.append(
             {
-                "name": answers.classes[number],
+                "name": predictions.classes[number],
                 "count": score.count,
                 "recall": score.recall,
                 "interval": f"{100 * low:.0f} to {100 * high:.0f} %",
                 "precision": score.precision,
                 "f1": score.f1,
-                "missed": missed,
-                "mostly": answers.classes[int(others.argmax())] if missed else "",
+                "errors": errors,
+                "confused_with": predictions.classes[int(others.argmax())] if errors else "",
             }
         )
-    return sorted(made, key=lambda row: (row["recall"], row["f1"]))
+    return sorted(rows, key=lambda row: (row["recall"], row["f1"]))
 
 
-def calibration_curves(seen: Seen) -> tuple[list[metrics.Bin], list[metrics.Bin]]:
-    """As the model is, and with its temperature."""
-    return metrics.binned(seen.probability, seen.right), metrics.binned(seen.calibrated, seen.right)
+def reliability_bins(one: SplitPredictions) -> tuple[list[metrics.Bin], list[metrics.Bin]]:
+    """The bins of a reliability diagram, before and after temperature scaling."""
+    before = metrics.bin_confidences(one.probability, one.correct)
+    return before, metrics.bin_confidences(one.calibrated, one.correct)
 
 
-def calibration(answers: Predictions) -> dict[str, Any]:
-    """How far its confidence can be believed, before and after temperature."""
-    split = judging(answers)
-    seen = answers.splits[split]
-    before, after = map(metrics.calibration_error, calibration_curves(seen))
-    heat = answers.facts["temperature"]
+def summarise_calibration(predictions: Predictions) -> dict[str, Any]:
+    """Mean confidence and calibration error (ECE), before and after temperature scaling."""
+    split = evaluated_split(predictions)
+    one = predictions.splits[split]
+    before, after = map(metrics.calibration_error, reliability_bins(one))
+    temperature = predictions.metadata["temperature"]
     return {
-        "images": f"{len(seen):,}",
-        "sure": percent(float(seen.probability.double().mean())),
-        "cooled": percent(float(seen.calibrated.double().mean())),
-        "right": percent(seen.accuracy),
-        "before": f"{before:.3f}",
-        "after": f"{after:.3f}",
-        "temperature": f"{heat:.2f}" if heat else "",
-        "own": split == "val",
+        "images": f"{len(one):,}",
+        "confidence_before": format_percent(float(one.probability.double().mean())),
+        "confidence_after": format_percent(float(one.calibrated.double().mean())),
+        "accuracy": format_percent(one.accuracy),
+        "ece_before": f"{before:.3f}",
+        "ece_after": f"{after:.3f}",
+        "temperature": f"{temperature:.2f}" if temperature else "",
+        "fitted_here": split == "val",
     }
 
 
-def origin(record: Record, answers: Predictions | None) -> list[tuple[str, str]]:
-    """What made the run: versions, machine, time."""
-    told = [("data", record.recipe.source), ("seed", str(record.recipe.train.seed))]
+def describe_origin(record: Record, predictions: Predictions | None) -> list[tuple[str, str]]:
+    """Data, seed, versions, machine and time of the run."""
+    origin = [("data", record.recipe.source), ("seed", str(record.recipe.train.seed))]
     if record.recipe.weights:
-        told.append(("from weights", record.recipe.weights))
-    made = answers.facts.get("made", {}) if answers else {}
-    told += [(name, str(value)) for name, value in made.items() if value != "none"]
+        origin.append(("weights", record.recipe.weights))
+    environment = predictions.metadata.get("environment", {}) if predictions else {}
+    origin += [(name, str(value)) for name, value in environment.items() if value != "none"]
     if record.metrics:
-        told.append(("seconds", f"{record.metrics['seconds']:,.1f}"))
-    return told
+        origin.append(("seconds", f"{record.metrics['seconds']:,.1f}"))
+    return origin
 
 
-def command(record: Record) -> str:
-    """What repeats the run, as a shell reads it."""
+def reproduction_command(record: Record) -> str:
+    """The shell command that repeats the run."""
     folder = record.folder.resolve()
     recipe, out = shlex.quote(str(folder / RECIPE)), shlex.quote(f"{folder}-again")
-    made = record.predictions.facts.get("made", {}) if record.predictions else {}
-    together = made.get("processes", 1)
-    start = f"torchrun --nproc-per-node {together} -m vitrail" if together > 1 else "vitrail"
+    metadata = record.predictions.metadata if record.predictions else {}
+    processes = metadata.get("environment", {}).get("processes", 1)
+    start = f"torchrun --nproc-per-node {processes} -m vitrail" if processes > 1 else "vitrail"
     return f"{start} train --recipe {recipe} --out {out}"
 
 
-def shrunk(png: bytes) -> str:
-    """A sheet as the page holds it: as it is, or smaller where it weighs much."""
-    if len(png) <= HEAVY:
-        return uri(png, "png")
+def embed_sheet(png: bytes) -> str:
+    """A contact sheet for the page: unchanged, or a smaller JPEG if it is large."""
+    if len(png) <= MAX_SHEET_BYTES:
+        return data_uri(png, "png")
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    image.thumbnail((WIDE, 10 * WIDE), Image.Resampling.BICUBIC, reducing_gap=3.0)
-    return uri(packed(image, "JPEG", quality=82), "jpeg")
+    image.thumbnail((SHEET_WIDTH, 10 * SHEET_WIDTH), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    return data_uri(encode_image(image, "JPEG", quality=82), "jpeg")

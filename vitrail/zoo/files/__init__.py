@@ -1,1 +1,1 @@
-"""Weight files, opened safely."""
+"""Weight files opened safely: nothing is unpickled, and every offset is checked before reading."""

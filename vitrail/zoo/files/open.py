@@ -1,86 +1,136 @@
-"""Weight files opened safely: what they hold and where it lies, before a byte of it is read."""
+"""Opens weight files: lists their tensors and checks every offset before any tensor is read."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from vitrail.errors import UserError
-from vitrail.zoo.files.archive import open_archive
-from vitrail.zoo.files.stored import KINDS, Contents, Stored
+from vitrail.zoo.files.archive import open_zip_archive
+from vitrail.zoo.files.lazy import DTYPES, FileContents, LazyTensor
 
-HEADER = 16 << 20  # bytes of names and shapes at most; 21,843 names of classes take 1 MB
+INDEX_SUFFIX = ".index.json"  # of the file that lists the shards of a checkpoint
+MAX_HEADER = 16 << 20  # bytes of tensor names, shapes and metadata; 21,843 class names take 1 MB
+MAX_JSON = 16 << 20  # bytes of a config.json; 21,843 class names take 2 MB
+MAGIC_BYTES = 512  # enough to tell one file format from another
 
 
-def open_file(path: Path) -> Contents:
-    """What a weight file holds, whatever its name ends in."""
+def open_weights(path: Path) -> FileContents:
+    """What a weight file holds, or all shards that an index lists."""
+    if not path.name.endswith(INDEX_SUFFIX):
+        return open_weight_file(path)
+    shard_of = read_shard_index(path)
+    tensors: dict[str, LazyTensor] = {}
+    for shard in sorted(set(shard_of.values())):
+        found = open_weight_file(path.parent / shard).tensors
+        if found.keys() != {name for name, file in shard_of.items() if file == shard}:
+            raise UserError(f"{shard} does not hold the tensors that {path} lists; download both")
+        tensors |= found
+    return FileContents(tensors=tensors)
+
+
+def read_shard_index(path: Path) -> dict[str, str]:
+    """The file name of the shard that holds each tensor."""
+    shard_of = read_json_object(path).get("weight_map")
+    if not isinstance(shard_of, dict) or not all(isinstance(x, str) for x in shard_of.values()):
+        raise UserError(f"{path} has no weight_map from tensors to files; download it again")
+    for shard in shard_of.values():
+        if Path(shard).name != shard:
+            raise UserError(f"{path} lists {shard!r}, which is not in the same folder")
+    return shard_of
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one if the file does not exist."""
+    try:
+        if path.stat().st_size > MAX_JSON:
+            raise UserError(f"{path} is longer than {MAX_JSON:,} bytes; remove it or shorten it")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"cannot read {path}: {error}; correct or remove it") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} does not hold a JSON object; correct or remove it")
+    return content
+
+
+def open_weight_file(path: Path) -> FileContents:
+    """What one weight file holds; its first bytes tell the format, not its suffix."""
     try:
         with path.open("rb") as file:
-            start = file.read(512)
+            start = file.read(MAGIC_BYTES)
         if start[:4] == b"PK\3\4":
-            contents = open_archive(path)
+            contents = open_zip_archive(path)
         elif len(start) > 8 and start[8:9] == b"{":
             contents = open_safetensors(path)
         else:
-            raise UserError(f"{path} holds no weights: {looks_like(start)}")
+            raise UserError(f"{path} is not a weight file: {describe_content(start)}")
     except FileNotFoundError as error:
-        raise UserError(f"there is no file {path}; check the path") from error
+        raise UserError(f"{path} does not exist; check the path") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    check_places(path, contents.tensors)
+    check_offsets(path, contents.tensors)
     return contents
 
 
-def looks_like(start: bytes) -> str:
+def describe_content(start: bytes) -> str:
+    """What a file seems to be, by its first bytes, and what to do about it."""
     if not start:
         return "it is empty"
     if start.startswith(b"version https://git-lfs"):
-        return "it is a pointer that git-lfs left; run `git lfs pull`"
+        return "it is a git-lfs pointer; run `git lfs pull`"
     if start.lstrip()[:1] == b"<":
-        return "it is a web page; fetch the file itself"
+        return "it is a web page; download the file itself"
     if start[:1] == b"\x80":
         return (
             "it is a bare pickle, as torch wrote before 1.6; load it where you trust it, and "
-            "write its tensors with torch.save or safetensors"
+            "save its tensors with torch.save or safetensors"
         )
     return "it is neither safetensors, nor a .pth or .bin of torch, nor a .npz; convert it first"
 
 
-def check_places(path: Path, tensors: dict[str, Stored]) -> None:
-    """Stops unless every tensor lies inside its file and none lies on another."""
+def check_offsets(path: Path, tensors: dict[str, LazyTensor]) -> None:
+    """Raises unless every tensor ends inside its file and no two tensors overlap."""
     size = path.stat().st_size
-    end, before = 0, ""
-    for name, one in sorted(tensors.items(), key=lambda pair: pair[1].start):
-        if not one.bytes:
+    end, previous = 0, ""
+    for name, tensor in sorted(tensors.items(), key=lambda pair: pair[1].offset):
+        if not tensor.nbytes:
             continue
-        if one.start + one.bytes > size:
-            raise UserError(f"{path} ends before its tensor {name} does; fetch it again")
-        if one.start < end:
+        if tensor.offset + tensor.nbytes > size:
+            raise UserError(f"{path} ends before its tensor {name} does; download it again")
+        if tensor.offset < end:
             raise UserError(
-                f"{path} keeps {before} and {name} in the same bytes; "
-                f"copy them before saving (tensor.clone())"
+                f"{path} stores {previous} and {name} in the same bytes; "
+                f"clone them before saving (tensor.clone())"
             )
-        end, before = one.start + one.bytes, name
+        end, previous = tensor.offset + tensor.nbytes, name
 
 
-def open_safetensors(path: Path) -> Contents:
-    """The package checks that the header is sound and that tensors fill the file one by one."""
+def open_safetensors(path: Path) -> FileContents:
+    """The package checks that the header is valid and that tensors fill the file without gaps."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-    if length > HEADER:
-        raise UserError(f"{path} has a header of {length:,} bytes; no weights need {HEADER:,}")
+    if length > MAX_HEADER:
+        raise UserError(f"{path} has a header of {length:,} bytes; at most {MAX_HEADER:,} are read")
     try:
         with safe_open(path, framework="pt") as opened:
             metadata = opened.metadata() or {}
-            shapes = {name: opened.get_slice(name) for name in opened.offset_keys()}
-            kinds = {
-                name: (one.get_dtype(), tuple(one.get_shape())) for name, one in shapes.items()
+            slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
+            headers = {
+                name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()
             }
     except SafetensorError as error:
-        raise UserError(f"{path} is no sound safetensors file: {error}") from error
-    start, tensors = 8 + length, {}
-    for name, (kind, shape) in kinds.items():  # in the order in which they lie, without gaps
-        if kind not in KINDS:
-            raise UserError(f"{path} holds {name} as {kind}; give floating point weights")
-        one = Stored(file=path, start=start, lies=shape, shape=shape, dtype=KINDS[kind])
-        tensors[name], start = one, start + one.bytes
-    return Contents(tensors=tensors, metadata=metadata)
+        raise UserError(f"{path} is not a valid safetensors file: {error}") from error
+    offset, tensors = 8 + length, {}
+    for name, (dtype, shape) in headers.items():  # in the order of their offsets, without gaps
+        if dtype not in DTYPES:
+            raise UserError(f"{path} holds {name} as {dtype}; give floating point weights")
+        tensor = LazyTensor(
+            file=path, offset=offset, stored_shape=shape, shape=shape, dtype=DTYPES[dtype]
+        )
+        tensors[name], offset = tensor, offset + tensor.nbytes
+    return FileContents(tensors=tensors, metadata=metadata)

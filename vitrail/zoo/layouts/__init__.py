@@ -1,1 +1,1 @@
-"""The parameter names and shapes of other libraries, read and written."""
+"""The layouts of other libraries, one module each: parameter names, tensor shapes, config files."""

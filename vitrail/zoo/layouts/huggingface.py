@@ -1,7 +1,9 @@
-"""A model as Hugging Face has it: ViT, DeiT or DINOv2, with labels and image processor."""
+"""Hugging Face's ViT, DeiT and DINOv2: names, config.json and image processor, read and written."""
 
 import math
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,32 +12,214 @@ from torch import Tensor
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.zoo.layouts import names
-from vitrail.zoo.layouts.names import inverse, translate
+from vitrail.zoo.files.open import read_json_object
+from vitrail.zoo.layouts.config_json import (
+    ACTIVATIONS,
+    crop_fraction,
+    parse_class_names,
+    parse_floats,
+    parse_interpolation,
+    parse_size,
+    translate_value,
+)
+from vitrail.zoo.layouts.layout import (
+    CheckpointConfig,
+    Export,
+    Layout,
+    MappedStateDict,
+    check_supported,
+    rename_tensors,
+)
 
-ACTS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "swiglu": "gelu"}
-RESAMPLING = {"bilinear": 2, "bicubic": 3}  # as Pillow counts
+COMMON_NAMES = {
+    "embeddings.cls_token": "cls_token",
+    "embeddings.distillation_token": "dist_token",
+    "embeddings.register_tokens": "reg_token",
+    "embeddings.position_embeddings": "pos_embed",
+    "embeddings.patch_embeddings.projection.{p}": "patch_embed.proj.{p}",
+    "encoder.layer.{i}.attention.attention.query.{p}": "blocks.{i}.attn.qkv.{p}#0",
+    "encoder.layer.{i}.attention.attention.key.{p}": "blocks.{i}.attn.qkv.{p}#1",
+    "encoder.layer.{i}.attention.attention.value.{p}": "blocks.{i}.attn.qkv.{p}#2",
+    "encoder.layer.{i}.attention.output.dense.{p}": "blocks.{i}.attn.proj.{p}",
+    "layernorm.{p}": "norm.{p}",
+    "pooler.dense.{p}": "pre_logits.fc.{p}",
+}
+VIT_NAMES = {
+    **COMMON_NAMES,
+    "encoder.layer.{i}.layernorm_before.{p}": "blocks.{i}.norm1.{p}",
+    "encoder.layer.{i}.layernorm_after.{p}": "blocks.{i}.norm2.{p}",
+    "encoder.layer.{i}.intermediate.dense.{p}": "blocks.{i}.mlp.fc1.{p}",
+    "encoder.layer.{i}.output.dense.{p}": "blocks.{i}.mlp.fc2.{p}",
+    "classifier.{p}": "head.{p}",
+}
+DEIT_NAMES = {  # with the heads of both tokens
+    **VIT_NAMES,
+    "cls_classifier.{p}": "head.{p}",
+    "distillation_classifier.{p}": "head_dist.{p}",
+}
+DINO_NAMES = {
+    **COMMON_NAMES,
+    "encoder.layer.{i}.norm1.{p}": "blocks.{i}.norm1.{p}",
+    "encoder.layer.{i}.norm2.{p}": "blocks.{i}.norm2.{p}",
+    "encoder.layer.{i}.layer_scale1.lambda1": "blocks.{i}.ls1.gamma",
+    "encoder.layer.{i}.layer_scale2.lambda1": "blocks.{i}.ls2.gamma",
+    "encoder.layer.{i}.mlp.fc1.{p}": "blocks.{i}.mlp.fc1.{p}",
+    "encoder.layer.{i}.mlp.fc2.{p}": "blocks.{i}.mlp.fc2.{p}",
+    "classifier.{p}": "head.{p}",
+}
+SWIGLU_NAMES = {
+    **DINO_NAMES,
+    "encoder.layer.{i}.mlp.weights_in.{p}": "blocks.{i}.mlp.fc1.{p}",
+    "encoder.layer.{i}.mlp.weights_out.{p}": "blocks.{i}.mlp.fc2.{p}",
+}
+READ_ONLY_NAMES = {  # in memory since transformers 5
+    "encoder.layer.{i}.attention.q_proj.{p}": "blocks.{i}.attn.qkv.{p}#0",
+    "encoder.layer.{i}.attention.k_proj.{p}": "blocks.{i}.attn.qkv.{p}#1",
+    "encoder.layer.{i}.attention.v_proj.{p}": "blocks.{i}.attn.qkv.{p}#2",
+    "encoder.layer.{i}.attention.o_proj.{p}": "blocks.{i}.attn.proj.{p}",
+    "encoder.layer.{i}.mlp.gate_proj.{p}": "blocks.{i}.mlp.fc1.{p}#0",
+    "encoder.layer.{i}.mlp.up_proj.{p}": "blocks.{i}.mlp.fc1.{p}#1",
+    "encoder.layer.{i}.mlp.down_proj.{p}": "blocks.{i}.mlp.fc2.{p}",
+}
+
+FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn")  # read
+RESAMPLING = {2: "bilinear", 3: "bicubic"}  # by Pillow's number
+HIDDEN_ACTS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "swiglu": "gelu"}
+CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
+MAX_MLP_RATIO = 64  # published models have 4; above 64 a search for DINOv2's ratio ends
 
 
-def to_hugging_face(
-    vit: ViTConfig, state: Mapping[str, Tensor], classes: tuple[str, ...] | None
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the config."""
-    check(vit)
-    family, table, body = kind(vit)
-    tensors = pieces(arranged(vit, state, family), table)
-    top = ("classifier", "cls_classifier", "distillation_classifier")
+# --- reading -------------------------------------------------------------------------------------
+
+
+def normalise_layers(name: str) -> str:
+    """transformers 5 calls encoder.layer.3 layers.3."""
+    return re.sub(r"^layers\.(\d+)\.", r"encoder.layer.\1.", name)
+
+
+def finish_huggingface_mapping(
+    mapped: MappedStateDict, names: list[str], needs_head: bool, source: str
+) -> None:
+    """DINOv2's classifier reads [CLS] and the mean of the patches; Vitrail's head reads [CLS]."""
+    head = mapped.chunks.get("head.weight", {}).get(0)
+    kernel = mapped.shape("patch_embed.proj.weight")
+    if head is None or kernel is None or head.shape[1:] != (2 * kernel[0],):
+        return
+    width = kernel[0]
+    if not head.read()[:, width:].any():
+        mapped.chunks["head.weight"][0] = head.add_transform(
+            (head.shape[0], width), lambda x: x[:, :width]
+        )
+        return
+    if needs_head:
+        raise UserError(
+            f"{source} has a head that also reads the mean of the patches, which is not "
+            f"supported; load it without the head: `vit.head='none'`"
+        )
+    del mapped.chunks["head.weight"], mapped.chunks["head.bias"]
+    mapped.left_out.append("classifier: it also reads the mean of the patches")
+
+
+def parse_huggingface_config(config: Mapping[str, Any], folder: Path) -> CheckpointConfig:
+    family = config["model_type"]
+    if family not in FAMILIES:
+        raise UserError(
+            f"Hugging Face's {family} cannot be loaded; supported are {', '.join(FAMILIES)}"
+        )
+    if config.get("pooler_act", "tanh") != "tanh":
+        raise UserError(f"a pooler with {config['pooler_act']} is not supported; only tanh is")
+    vit = {
+        "image": parse_size(config.get("image_size", 224)),
+        "width": config.get("hidden_size", 768),
+        "depth": config.get("num_hidden_layers", 12),
+        "heads": config.get("num_attention_heads", 12),
+        "mlp": translate_value("hidden_act", config.get("hidden_act", "gelu"), ACTIVATIONS),
+        "eps": float(config.get("layer_norm_eps", 1e-6 if family.startswith("dinov2") else 1e-12)),
+        "layer_scale": float(config.get("layerscale_value", 1.0)),
+    }
+    labels = config.get("id2label") or {}
+    if all(re.fullmatch(r"LABEL_\d+", str(label)) for label in labels.values()):
+        labels = {}  # what transformers writes without class names
+    assumed: list[str] = []
+    processor = read_json_object(folder / "preprocessor_config.json")
+    return CheckpointConfig(
+        vit=vit,
+        classes=parse_class_names(labels, assumed),
+        preprocess=parse_processor(processor, assumed) if processor else None,
+        names=(str(config.get("_name_or_path", "")),),
+        assumed=tuple(assumed),
+    )
+
+
+def parse_processor(processor: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
+    """Settings of `Preprocess`, which always resizes the short side and crops the centre."""
+    factor = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1
+    if abs(factor * 255 - 1) > 1e-6:
+        raise UserError(f"preprocessor_config.json scales pixels by {factor}; only 1/255 is read")
+    settings: dict[str, Any] = {"mean": (0.0,), "std": (1.0,), "crop": 1.0}
+    if processor.get("do_normalize", True):
+        settings["mean"] = parse_floats(processor.get("image_mean", (0.5, 0.5, 0.5)))
+        settings["std"] = parse_floats(processor.get("image_std", (0.5, 0.5, 0.5)))
+    size, distorts = parse_edge(processor.get("size", 224))
+    if processor.get("do_center_crop", "crop_size" in processor):
+        cropped, _ = parse_edge(processor.get("crop_size", size))
+        settings["crop"] = crop_fraction(cropped, size)
+    if distorts and processor.get("do_resize", True):
+        assumed.append(
+            "resizing: Hugging Face squeezes the image into a square, Vitrail crops its centre"
+        )
+    resample = RESAMPLING.get(processor.get("resample", 2), str(processor.get("resample")))
+    return {**settings, "interpolation": parse_interpolation(resample, assumed)}
+
+
+def parse_edge(size: Any) -> tuple[int, bool]:
+    """The length of the short side, and whether resizing ignores the aspect ratio."""
+    if isinstance(size, int):
+        return size, True
+    if "shortest_edge" in size:
+        return int(size["shortest_edge"]), False
+    return min(int(size["height"]), int(size["width"])), True
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def export_huggingface(
+    vit: ViTConfig,
+    state: dict[str, Tensor],
+    classes: tuple[str, ...] | None,
+    preprocess: Preprocess | None,
+) -> Export:
+    """The state dict, and the config files that `from_pretrained` reads."""
+    check_expressible(vit)
+    family, table = choose_family(vit)
+    tensors = rename_tensors(reshape_tensors(vit, state, family), table)
+    if family.startswith("dinov2"):
+        tensors["embeddings.mask_token"] = torch.zeros(1, vit.width)
     if vit.head == "linear":
         tensors = {
-            name if name.startswith(top) else f"{body}.{name}": x for name, x in tensors.items()
+            name if name.startswith(CLASSIFIERS) else f"{family}.{name}": x
+            for name, x in tensors.items()
         }
+    config = build_config(vit, family, classes)
+    if preprocess is None:
+        return Export(tensors=tensors, json_files={"config.json": config})
+    processor = build_processor(preprocess)
+    return Export(
+        tensors=tensors,
+        json_files={"config.json": config, "preprocessor_config.json": processor},
+    )
+
+
+def build_config(vit: ViTConfig, family: str, classes: tuple[str, ...] | None) -> dict[str, Any]:
+    """config.json."""
     config: dict[str, Any] = {
-        "architectures": [architecture(vit, family)],
+        "architectures": [choose_class(vit, family)],
         "model_type": family,
         "hidden_size": vit.width,
         "num_hidden_layers": vit.depth,
         "num_attention_heads": vit.heads,
-        "hidden_act": ACTS[vit.mlp],
+        "hidden_act": HIDDEN_ACTS[vit.mlp],
         "layer_norm_eps": vit.eps,
         "image_size": vit.size[0] if vit.size[0] == vit.size[1] else list(vit.size),
         "patch_size": vit.patch,
@@ -50,53 +234,47 @@ def to_hugging_face(
         config["id2label"] = {str(number): label for number, label in enumerate(labels)}
         config["label2id"] = {label: number for number, label in enumerate(labels)}
     if family.startswith("dinov2"):
-        config |= {"mlp_ratio": whole_ratio(vit), "use_swiglu_ffn": vit.mlp == "swiglu"}
+        config |= {"mlp_ratio": integer_mlp_ratio(vit), "use_swiglu_ffn": vit.mlp == "swiglu"}
         config["layerscale_value"] = 1.0 if vit.layer_scale is None else vit.layer_scale
     else:
         config["intermediate_size"] = vit.hidden
     if family == "dinov2_with_registers":
         config["num_register_tokens"] = vit.registers
-    return tensors, config
+    return config
 
 
-def check(vit: ViTConfig) -> None:
-    """Stops at what none of its classes computes."""
-    odd = {
-        f"pool {vit.pool}": vit.pool != "cls",
-        f"positions {vit.positions}": vit.positions == "rotary",
-        "qk_norm": vit.qk_norm,
-        "pre_norm": vit.pre_norm,
-        f"stem {vit.stem}": vit.stem != "patch",
-        "distillation beside registers or layer scale": vit.distilled
-        and bool(vit.registers or vit.layer_scale is not None or vit.mlp == "swiglu"),
-    }
-    for what, present in odd.items():
-        if present:
-            raise UserError(f"Hugging Face's ViT, DeiT and DINOv2 have no {what}; try --to timm")
+def check_expressible(vit: ViTConfig) -> None:
+    """Raises at features that none of the three model families has."""
+    is_dinov2 = bool(vit.registers or vit.layer_scale is not None or vit.mlp == "swiglu")
+    check_supported(
+        "Hugging Face's ViT, DeiT or DINOv2",
+        {
+            f"pool {vit.pool}": vit.pool != "cls",
+            f"positions {vit.positions}": vit.positions == "rotary",
+            "qk_norm": vit.qk_norm,
+            "pre_norm": vit.pre_norm,
+            f"stem {vit.stem}": vit.stem != "patch",
+            "a distillation token with registers, layer scale or SwiGLU": vit.distilled
+            and is_dinov2,
+            "DINOv2 on images that are not square": is_dinov2 and vit.size[0] != vit.size[1],
+        },
+    )
 
 
-def kind(vit: ViTConfig) -> tuple[str, Mapping[str, str], str]:
-    """The family, its names, and what stands before them when a head is there."""
+def choose_family(vit: ViTConfig) -> tuple[str, Mapping[str, str]]:
+    """The model_type, which is also the prefix of the backbone's parameters, and its names."""
     if vit.distilled:
-        table = {**names.HUGGING_FACE_DEIT}
-        del table["classifier.{p}"]
-        return "deit", table, "deit"
+        return "deit", {name: ours for name, ours in DEIT_NAMES.items() if name != "classifier.{p}"}
     if vit.registers or vit.layer_scale is not None or vit.mlp == "swiglu":
-        if vit.size[0] != vit.size[1]:
-            raise UserError("Hugging Face's DINOv2 takes square images only; try --to timm")
-        table = names.HUGGING_FACE_DINO
-        if vit.mlp == "swiglu":
-            table = {
-                theirs: ours
-                for theirs, ours in names.HUGGING_FACE_SWIGLU.items()
-                if ".mlp.fc" not in theirs
-            }
         family = "dinov2_with_registers" if vit.registers else "dinov2"
-        return family, table, family
-    return "vit", names.HUGGING_FACE_VIT, "vit"
+        if vit.mlp != "swiglu":
+            return family, DINO_NAMES
+        return family, {name: ours for name, ours in SWIGLU_NAMES.items() if ".mlp.fc" not in name}
+    return "vit", VIT_NAMES
 
 
-def architecture(vit: ViTConfig, family: str) -> str:
+def choose_class(vit: ViTConfig, family: str) -> str:
+    """The class of transformers that computes this model."""
     if vit.distilled:
         return "DeiTForImageClassificationWithTeacher"
     name = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[
@@ -105,79 +283,76 @@ def architecture(vit: ViTConfig, family: str) -> str:
     return f"{name}ForImageClassification" if vit.head == "linear" else f"{name}Model"
 
 
-def arranged(vit: ViTConfig, state: Mapping[str, Tensor], family: str) -> dict[str, Tensor]:
-    """The same function in the shapes that this family has."""
+def reshape_tensors(vit: ViTConfig, state: dict[str, Tensor], family: str) -> dict[str, Tensor]:
+    """Adds the tensors that the family requires, with values that do not change the output."""
     state = dict(state)
     width = vit.width
     if "pos_embed" not in state:
-        state["pos_embed"] = torch.zeros(1, vit.readers + vit.patches, width)
-    if vit.head == "mlp":  # its models end in the hidden layer
+        state["pos_embed"] = torch.zeros(1, vit.class_tokens + vit.patches, width)
+    if vit.head == "mlp":  # ViTModel ends with the hidden layer, which it calls pooler
         weight, bias = state.pop("head.weight"), state.pop("head.bias")
         if family != "vit" or bias.any() or not torch.equal(weight, torch.eye(width)):
             raise UserError(
-                'Hugging Face has no head behind a hidden layer; convert with head "linear"'
+                "Hugging Face has no head behind a hidden layer; use `vit.head='linear'`"
             )
     if family.startswith("dinov2"):
         if vit.layer_scale is None:
             for i in range(vit.depth):
                 state |= {f"blocks.{i}.ls{k}.gamma": torch.ones(width) for k in (1, 2)}
-        if "head.weight" in state:  # its head reads the average of the patches too
+        if "head.weight" in state:  # its head also reads the mean of the patches
             state["head.weight"] = torch.cat(
                 [state["head.weight"], torch.zeros_like(state["head.weight"])], dim=1
             )
     return state
 
 
-def pieces(state: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
-    """Every tensor under its name there; queries, keys and values apart."""
-    back = inverse(table)
-    found: dict[str, Tensor] = {}
-    for name, x in state.items():
-        if theirs := translate(name, back):
-            found[theirs] = x
-            continue
-        for number, one in enumerate(x.chunk(3)):
-            part = translate(f"{name}#{number}", back)
-            assert part is not None, f"{name} has no name there"
-            found[part] = one
-    if any("layer_scale" in name for name in found):  # DINOv2 has it in any case
-        found["embeddings.mask_token"] = torch.zeros(1, state["cls_token"].shape[-1])
-    return found
-
-
-def whole_ratio(vit: ViTConfig) -> int:
-    """DINOv2 counts the MLP in whole widths, and cuts a third off where it is gated."""
-    for ratio in range(1, 65):
+def integer_mlp_ratio(vit: ViTConfig) -> int:
+    """DINOv2's config has an integer MLP ratio, of which SwiGLU takes two thirds."""
+    for ratio in range(1, MAX_MLP_RATIO + 1):
         hidden = vit.width * ratio
         if vit.mlp == "swiglu":
             hidden = (int(hidden * 2 / 3) + 7) // 8 * 8
         if hidden == vit.hidden:
             return ratio
     raise UserError(
-        f"Hugging Face's DINOv2 has no MLP of {vit.hidden} in a width of {vit.width}; try --to timm"
+        f"Hugging Face's DINOv2 has no MLP of {vit.hidden} in a width of {vit.width}; "
+        f"try `to='timm'`"
     )
 
 
-def processor(view: Preprocess) -> dict[str, Any]:
-    """preprocessor_config.json: resize the short side, cut the centre, normalise."""
-    height, width = view.height, view.width
+def build_processor(preprocess: Preprocess) -> dict[str, Any]:
+    """preprocessor_config.json: resize the short side, crop the centre, normalise."""
+    height, width = preprocess.height, preprocess.width
     if height != width:
         edge: dict[str, int] = {
-            "height": math.floor(height / view.crop),
-            "width": math.floor(width / view.crop),
+            "height": math.floor(height / preprocess.crop),
+            "width": math.floor(width / preprocess.crop),
         }
     else:
-        edge = {"shortest_edge": math.floor(height / view.crop)}
+        edge = {"shortest_edge": math.floor(height / preprocess.crop)}
+    resample = {name: number for number, name in RESAMPLING.items()}
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "size": edge,
-        "resample": RESAMPLING[view.interpolation],
+        "resample": resample[preprocess.interpolation],
         "do_center_crop": True,
         "crop_size": {"height": height, "width": width},
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": list(view.mean),
-        "image_std": list(view.std),
+        "image_mean": list(preprocess.mean),
+        "image_std": list(preprocess.std),
     }
+
+
+LAYOUT = Layout(
+    name="huggingface",
+    patch_weight="embeddings.patch_embeddings.projection.weight",
+    names=DEIT_NAMES | SWIGLU_NAMES | READ_ONLY_NAMES,
+    normalise=normalise_layers,
+    finish=finish_huggingface_mapping,
+    config_key="model_type",
+    parse_config=parse_huggingface_config,
+    export=export_huggingface,
+)

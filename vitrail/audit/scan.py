@@ -1,0 +1,228 @@
+"""Decodes every image of a data set once and records its format, size and hashes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.audit.perceptual_hash import hash_image
+from vitrail.data.image import (
+    DECODERS,
+    MAX_PIXELS,
+    SUFFIXES,
+    Pixels,
+    detect_format,
+    exif_orientation,
+    ignore_pillow_warnings,
+    load_image,
+    majority_channels,
+    open_header,
+)
+from vitrail.data.reading.workers import ReportItem, Slot, default_workers, prefetch
+from vitrail.data.source import Source, sample_indices
+from vitrail.data.split import hash_content
+from vitrail.display.page import to_pil
+from vitrail.display.progress import progress_bar
+from vitrail.display.text import format_count
+from vitrail.errors import OutOfResources, UserError
+
+CHUNK = 16  # images that a worker scans before it replies
+HASHED_SIDE = 32  # pixels: images with a shorter side are compared pixel by pixel
+LARGE = 30_000  # values from which on Pillow's histogram is faster than numpy's
+POWERS = (np.arange(256)[:, None] / 255) ** np.arange(3)  # 1, x and x² of each of the 256 levels
+
+FORMATS = (*DECODERS, "NumPy", "pixels")  # "pixels": an array in memory, not a file
+UNUSUAL = {  # properties of files that are neither plain grey nor RGB: title, and what is done
+    "CMYK": ("CMYK", "converted to RGB"),
+    "palette": ("Palette", "converted to RGB"),
+    "16 bits": ("16 bits", "scaled to 8 bits per channel"),
+    "transparent": ("Transparency", "composited on white"),
+    "frames": ("Animation", "of which only the first frame is used"),
+    "turned": ("EXIF orientation", "rotated as the EXIF orientation says"),
+}
+FLAGS = ("read", "constant", "hashed", "small", "misnamed", *UNUSUAL)  # bits, from the lowest
+BIT = {name: 1 << number for number, name in enumerate(FLAGS)}
+
+ROW = np.dtype(  # what is recorded of an image
+    [
+        ("content_hash", "<u8", 2),  # of the file, or of pixels in memory
+        ("image_hash", "<u8"),  # perceptual hash of an image, content hash of a small one
+        ("height", "<i4"),
+        ("width", "<i4"),
+        ("channels", "<i4"),
+        ("format", "u1"),  # index into FORMATS
+        ("flags", "<u2"),  # bits of FLAGS
+    ]
+)
+Rows = NDArray[Any]  # of ROW
+# For each number of channels: sums over images of 1, the mean and the mean square; (3, channels).
+MomentSums = dict[int, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """What was recorded of a data set; `find_issues` looks for problems in it."""
+
+    source: Source
+    rows: Rows  # one for each item
+    broken: dict[int, str]  # items that training cannot use, and why
+    mean: tuple[float, ...]  # per channel, over the training images; 1 is white
+    std: tuple[float, ...]
+
+    def items(self, flag: str) -> NDArray[np.int64]:
+        """The items that have one of FLAGS."""
+        return np.flatnonzero(self.rows["flags"] & BIT[flag])
+
+    @property
+    def sides(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Height and width of every readable image."""
+        rows = self.rows[self.items("read")]
+        return rows["height"], rows["width"]
+
+
+def scan_images(source: Source, *, workers: int | None = None, progress: bool = True) -> Scan:
+    """Decodes every image once; records one ROW for each."""
+    rows = np.zeros(len(source), ROW)
+    broken: dict[int, str] = {}
+    sums: MomentSums = {}
+    items = np.arange(len(source))
+    chunks = (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
+    workers = default_workers() if workers is None else workers
+    name = source.ids.__getitem__
+    with progress_bar("scanning images", len(source), show=progress) as advance:
+        for chunk, result, _ in prefetch(ScanChunk(source), chunks, workers=workers, name=name):
+            rows[chunk] = result.rows
+            broken |= result.broken
+            for channels, sum in result.sums.items():
+                sums[channels] = sums.get(channels, 0) + sum
+            advance(len(chunk))
+    sample = rows["channels"][sample_indices(source)]  # by which training chooses its channels
+    expected = majority_channels(sample.tolist() if sample.any() else rows["channels"].tolist())
+    for item in np.flatnonzero(find_wrong_channels(rows, expected)).tolist():
+        have = format_count(int(rows["channels"][item]), "channel")
+        broken[item] = f"{have}; wanted {expected}"
+    mean, std = mean_and_std(sums, expected)
+    return Scan(source, rows, dict(sorted(broken.items())), mean, std)
+
+
+def find_wrong_channels(rows: Rows, expected: int) -> NDArray[np.bool_]:
+    """Images whose channels cannot be converted to the expected number."""
+    convertible = [0, expected, *([1, 3] if expected in (1, 3) else [])]  # 0: already broken
+    wrong: NDArray[np.bool_] = ~np.isin(rows["channels"], convertible)
+    return wrong
+
+
+def mean_and_std(sums: MomentSums, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel; every image has the same weight."""
+    total = sums.get(channels, np.zeros((3, channels)))
+    if channels == 3 and 1 in sums:
+        total = total + sums[1]
+    if not total[0, 0]:
+        return (), ()
+    mean, square = total[1:] / total[0]
+    std = np.sqrt(np.maximum(0, square - mean**2))
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    rows: Rows
+    broken: dict[int, str]
+    sums: MomentSums  # of training images
+
+
+@dataclass(frozen=True)
+class ScanChunk:
+    """The task of a worker: scans the images of one chunk."""
+
+    source: Source
+
+    def __call__(self, chunk: NDArray[np.int64], slot: Slot, report: ReportItem) -> ChunkResult:
+        result = ChunkResult(np.zeros(len(chunk), ROW), {}, {})
+        for row, item in enumerate(chunk.tolist()):
+            report(item)
+            try:
+                result.rows[row], sum = self.scan_image(item)
+            except OutOfResources:
+                raise
+            except UserError as error:
+                result.broken[item] = str(error)
+                continue
+            if self.source.splits[item] == "train":
+                result.sums[sum.shape[1]] = result.sums.get(sum.shape[1], 0) + sum
+        return result
+
+    def scan_image(self, index: int) -> tuple[tuple[Any, ...], NDArray[np.float64]]:
+        """One row, and what the image adds to the sums."""
+        item = self.source[index]
+        content = item.content
+        pixels = load_image(content, None)
+        height, width, channels = pixels.shape
+        if isinstance(content, np.ndarray):
+            format, flags = "pixels", {"read"}
+        else:
+            format, flags = detect_format(content) or "", {"read", *find_unusual(content)}
+            if SUFFIXES.get(item.suffix, format) != format:
+                flags.add("misnamed")
+        content_hash, image_hash = split_hash(hash_content(content)), 0
+        image = to_pil(pixels)
+        counts = count_levels(pixels, image)
+        if (counts == height * width).any(axis=1).all():
+            flags.add("constant")
+        elif min(height, width) < HASHED_SIDE:
+            flags.add("small")
+            same = format == "pixels"
+            image_hash = content_hash[0] if same else split_hash(hash_content(pixels))[0]
+        elif (perceptual := hash_image(image)) is not None:
+            flags.add("hashed")
+            image_hash = perceptual
+        bits = sum(BIT[flag] for flag in flags)
+        moments = counts @ POWERS / (height * width)
+        row = content_hash, image_hash, height, width, channels, FORMATS.index(format), bits
+        return row, moments.T
+
+
+def split_hash(sixteen: bytes) -> tuple[int, int]:
+    """16 bytes as two integers."""
+    return int.from_bytes(sixteen[:8], "little"), int.from_bytes(sixteen[8:], "little")
+
+
+def count_levels(pixels: Pixels, image: Image.Image) -> NDArray[np.int64]:
+    """A histogram of 256 levels for each channel; `image` is `pixels` as a PIL image."""
+    channels = pixels.shape[2]
+    if pixels.size <= LARGE:
+        values = pixels.reshape(-1, channels) + 256 * np.arange(channels)
+        return np.bincount(values.reshape(-1), minlength=256 * channels).reshape(channels, 256)
+    planes = [image] if channels in (1, 3) else map(to_pil, np.split(pixels, channels, axis=2))
+    return np.array([plane.histogram() for plane in planes]).reshape(channels, 256)
+
+
+def find_unusual(content: bytes) -> Iterator[str]:
+    """The keys of UNUSUAL that apply to a readable image file."""
+    if detect_format(content) == "NumPy":
+        return
+    format, image = open_header(content, MAX_PIXELS)
+    if image.mode == "CMYK":
+        yield "CMYK"
+    if image.mode in ("P", "PA"):
+        yield "palette"
+    deep = format == "PNG" and content[24] == 16  # byte 24 of a PNG is its bit depth
+    if deep or image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        yield "16 bits"
+    if image.has_transparency_data:
+        yield "transparent"
+    with ignore_pillow_warnings():
+        if is_animated(image):
+            yield "frames"
+        if exif_orientation(image) != 1:
+            yield "turned"
+
+
+def is_animated(image: Image.Image) -> bool:
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception:  # a damaged second frame can make Pillow raise anything; the first is fine
+        return False

@@ -1,0 +1,59 @@
+"""The data set of a run: the same on every rank, and the same when the run is resumed."""
+
+from pathlib import Path
+
+from vitrail import files
+from vitrail.data.config import Columns
+from vitrail.data.open import open_data
+from vitrail.data.source import Source, fingerprint
+from vitrail.errors import UserError
+from vitrail.run.folder import DATA
+from vitrail.run.recipe import Recipe
+from vitrail.training.distributed import World
+
+
+def open_on_all_ranks(data: str, columns: Columns, world: World) -> Source:
+    """Opens the data set on every rank; on the leader first, which may download it."""
+    return world.leader_first(lambda: open_data(data, columns=columns, progress=world.is_leader))
+
+
+def shared_fingerprint(source: Source, world: World) -> str:
+    """The checksum of the data; raises if a machine has other files than the leader."""
+    checksum = fingerprint(source)
+    if world.broadcast(checksum) != checksum:
+        raise UserError(
+            f"{source.name} on rank {world.rank} differs from that on rank 0; "
+            f"copy the same files to all machines"
+        )
+    return checksum
+
+
+def store_fingerprint(folder: Path, source: Source, checksum: str) -> None:
+    """Stores two checksums in a run folder: without and with the modification times."""
+    files.write_file(folder / DATA, f"{checksum}\n{fingerprint(source, dates=True)}")
+
+
+def check_unchanged(
+    folder: Path, recipe: Recipe, source: Source, checksum: str, saved: str | None
+) -> str:
+    """Raises if the data differs from what the run was started with; returns a warning, or "".
+
+    `saved` is the checksum in the newest checkpoint. An edit that keeps the size of a file changes
+    only its modification time, but so does a copy, so that is only a warning.
+    """
+    stored, dated = checksum, ""
+    if (folder / DATA).is_file():
+        stored, _, dated = (folder / DATA).read_text(errors="replace").partition("\n")
+    if saved is not None:
+        stored = saved
+    if stored != checksum or len(source.classes) != recipe.vit.classes:
+        raise UserError(
+            f"{recipe.source} is not the data this run was started with: images were added, "
+            f"removed, renamed or changed; restore them, or start a new run"
+        )
+    if dated and dated != fingerprint(source, dates=True):
+        return (
+            f"files of {recipe.source} were modified or copied since this run was started; "
+            f"if images were edited, the resumed run differs from an uninterrupted one"
+        )
+    return ""

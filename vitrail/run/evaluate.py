@@ -1,0 +1,270 @@
+"""Accuracy and calibration of a classifier on a labelled data set."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.data.config import Columns, DataConfig
+from vitrail.data.loader import Loader
+from vitrail.data.open import DEFAULT_COLUMNS, TABLE_SUFFIXES, open_data, resolve_data
+from vitrail.data.source import SPLITS, Source, fingerprint, split_indices
+from vitrail.display.progress import progress_bar
+from vitrail.display.text import format_accuracy, format_count, format_percent, truncate
+from vitrail.errors import UserError
+from vitrail.evaluation import metrics
+from vitrail.evaluation.loop import compute_logits
+from vitrail.run.predictor import Predictor
+from vitrail.run.recipe import settings_from_dict
+from vitrail.training.learner import compute_dtype
+
+log = logging.getLogger(__name__)
+
+EvaluationSplit = Literal["train", "val", "test", "all"]
+WORST_CLASSES = 10  # in the repr and in notebooks
+NAME_LENGTH = 24  # characters of a class name in the repr
+
+
+@dataclass(frozen=True, kw_only=True)
+class MisclassifiedImage:
+    """An image whose predicted class is wrong."""
+
+    path: str  # of the image in its data set
+    label: str  # the true class
+    predicted: str
+    probability: float  # of the predicted class
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Evaluation:
+    """Accuracy and calibration of a classifier on labelled images.
+
+    `log_loss`, `ece` and the probabilities of `mistakes` are calibrated by the temperature of the
+    model, unless `raw=True` asked for the plain softmax. Rates are fractions from 0 to 1.
+
+    >>> evaluation = vitrail.load("runs/digits-1").evaluate("digits")
+    >>> evaluation.split, evaluation.images == evaluation.confusion.sum().item()
+    ('test', True)
+    """
+
+    images: int
+    split: EvaluationSplit
+    accuracy: float
+    interval: tuple[float, float]  # 95 % confidence interval of the accuracy (Wilson)
+    top5: float  # top-5 accuracy
+    log_loss: float  # mean negative log-likelihood, in nats
+    ece: float  # expected calibration error
+    temperature: float | None  # of the model; None: not fitted
+    per_class: dict[str, metrics.ClassScore]
+    classes: tuple[str, ...]
+    confusion: NDArray[np.int64]  # true classes are rows, predicted classes columns
+    mistakes: tuple[MisclassifiedImage, ...]  # the most confident ones, in descending order
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `vitrail evaluate --json` prints.
+
+        >>> vitrail.load("runs/digits-1").evaluate("digits").to_dict()["split"]
+        'test'
+        """
+        return {
+            "images": self.images,
+            "split": self.split,
+            "accuracy": self.accuracy,
+            "interval": list(self.interval),
+            "top5": self.top5,
+            "log_loss": self.log_loss,
+            "ece": self.ece,
+            "temperature": self.temperature,
+            "per_class": {name: asdict(score) for name, score in self.per_class.items()},
+            "classes": list(self.classes),
+            "confusion": self.confusion.tolist(),
+            "mistakes": [asdict(mistake) for mistake in self.mistakes],
+        }
+
+    @property
+    def worst_classes(self) -> list[tuple[str, metrics.ClassScore]]:
+        """The classes that have images, sorted by F1, lowest first.
+
+        >>> name, score = vitrail.load("runs/digits-1").evaluate("digits").worst_classes[0]
+        >>> score.f1 < 1
+        True
+        """
+        present = [(name, score) for name, score in self.per_class.items() if score.count]
+        return sorted(present, key=lambda pair: pair[1].f1)
+
+    def _summary(self) -> list[tuple[str, str]]:
+        heat = "not fitted" if self.temperature is None else f"{self.temperature:.3g}"
+        return [
+            ("accuracy", format_accuracy(self.accuracy, self.interval)),
+            ("top-5 accuracy", format_percent(self.top5)),
+            ("log-loss", f"{self.log_loss:.3f}"),
+            ("calibration error (ECE)", f"{self.ece:.3f}"),
+            ("temperature", heat),
+        ]
+
+    def __repr__(self) -> str:
+        lines = [f"Evaluation on {format_count(self.images, 'image')} ({self.split})"]
+        lines += [f"  {name:<24} {value}" for name, value in self._summary()]
+        lines.append(f"  {'lowest F1':<24} precision  recall     F1  images")
+        for name, one in self.worst_classes[:WORST_CLASSES]:
+            scores = f"{one.precision:9.3f}  {one.recall:6.3f}  {one.f1:5.3f}  {one.count:6}"
+            lines.append(f"    {truncate(name, NAME_LENGTH - 2):<22} {scores}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        summary = "".join(
+            f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self._summary()
+        )
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{one.precision:.3f}</td><td>{one.recall:.3f}</td>"
+            f"<td>{one.f1:.3f}</td><td>{one.count:,}</td></tr>"
+            for name, one in self.worst_classes[:WORST_CLASSES]
+        )
+        header = "<th>class</th><th>precision</th><th>recall</th><th>F1</th><th>images</th>"
+        return (
+            f"<p>Evaluation on {format_count(self.images, 'image')} ({self.split})</p>"
+            f"<table>{summary}</table><table><tr>{header}</tr>{rows}</table>"
+        )
+
+
+def evaluate(
+    predictor: Predictor,
+    source: Source,
+    split: EvaluationSplit,
+    *,
+    batch: int = 64,
+    skip_broken: bool = False,
+    raw: bool = False,
+) -> Evaluation:
+    """Measures a predictor on one split of a data set with the predictor's classes."""
+    with progress_bar("evaluating", len(split_indices(source, split))) as advance:
+        logits, labels, ids = _compute_split_logits(
+            predictor, source, split, batch, skip_broken, advance
+        )
+    classes = predictor.classes
+    temperature = 1.0 if raw or predictor.temperature is None else predictor.temperature
+    confidence, predicted = metrics.calibrated_softmax(logits, temperature).max(dim=1)
+    # not `predicted`: a low temperature may round two probabilities to the same number
+    confusion = metrics.confusion_matrix(logits.argmax(dim=1), labels, len(classes))
+    accuracy = metrics.accuracy(logits, labels)
+    return Evaluation(
+        images=len(labels),
+        split=split,
+        accuracy=accuracy,
+        interval=metrics.wilson_interval(accuracy, len(labels)),
+        top5=metrics.accuracy(logits, labels, top=5),
+        log_loss=metrics.log_loss(logits, labels, temperature),
+        ece=metrics.calibration_error(metrics.reliability_diagram(logits, labels, temperature)),
+        temperature=predictor.temperature,
+        per_class=dict(zip(classes, metrics.score_classes(confusion), strict=True)),
+        classes=classes,
+        confusion=confusion.numpy(),
+        mistakes=tuple(
+            MisclassifiedImage(
+                path=ids[error.index],
+                label=classes[error.label],
+                predicted=classes[error.predicted],
+                probability=error.probability,
+            )
+            for error in metrics.most_confident_errors(confidence, predicted, labels)
+        ),
+    )
+
+
+def open_evaluation_data(
+    predictor: Predictor,
+    data: str | Path | Source,
+    split: EvaluationSplit | None,
+    columns: Mapping[str, str] | None = None,
+) -> tuple[Source, EvaluationSplit]:
+    """Opens data with the predictor's classes, and chooses the split to evaluate.
+
+    For the training data, even if it was moved, the default is its test split. For other data it
+    is the test split if the data has one, else all images; a warning says if these may include
+    training images. A table's columns have the names used in training, except those in `columns`.
+    """
+    trained = predictor.training_data
+    checksum = trained.get("fingerprint")
+    source, is_training_data = _open_with_classes(predictor, data, columns)
+    if split is None:
+        held_out = len(split_indices(source, "test"))
+        split = "test" if 0 < held_out < len(source) or is_training_data else "all"
+        changed = fingerprint(source) != checksum if is_training_data else split == "all"
+        if checksum and changed and len(np.unique(source.labels)) == len(source.classes):
+            log.warning(
+                f"{source.name} has the classes of the training data but differs from it: "
+                f"some of these images may be training images, which would raise the accuracy"
+            )
+    if not len(split_indices(source, split)):
+        raise UserError(f"{source.name} has no {split} images; choose another `split`")
+    return source, split
+
+
+def _open_with_classes(
+    predictor: Predictor, data: str | Path | Source, columns: Mapping[str, str] | None
+) -> tuple[Source, bool]:
+    """The data, and whether it is the data that the predictor was trained on."""
+    trained = predictor.training_data
+    checksum = trained.get("fingerprint")
+    if not isinstance(data, str | Path):
+        if tuple(data.classes) != predictor.classes:
+            raise UserError(
+                f"the classes of {data.name} are not those of the model; "
+                f"open the data with `classes=classifier.classes`, or give its path"
+            )
+        return data, checksum is not None and fingerprint(data) == checksum
+    names = DEFAULT_COLUMNS
+    if columns or Path(data).suffix.lower() in TABLE_SUFFIXES:
+        names = settings_from_dict(
+            Columns, {**trained.get("columns", {}), **(columns or {})}, "data.columns."
+        )
+    is_training_data = trained.get("source") == resolve_data(data)
+    source = open_data(data, columns=names, classes=predictor.classes, split=is_training_data)
+    if not is_training_data and (moved := _open_moved_data(source, data, names, checksum)):
+        return moved, True
+    return source, is_training_data
+
+
+def _open_moved_data(
+    source: Source, data: str | Path, columns: Columns, checksum: str | None
+) -> Source | None:
+    """The training data with its splits, if the source has its checksum; else None."""
+    if checksum is None or len(np.unique(source.labels)) < len(source.classes):
+        return None
+    try:
+        moved = open_data(data, columns=columns)
+    except UserError:  # too few images to be split
+        return None
+    return moved if fingerprint(moved) == checksum else None
+
+
+def _compute_split_logits(
+    predictor: Predictor,
+    source: Source,
+    split: EvaluationSplit,
+    batch: int,
+    skip_broken: bool,
+    progress: Callable[[int], None],
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Logits, labels and ids of all images of a split."""
+    config = DataConfig(skip_broken=skip_broken, disk_gb=0)
+    loader = Loader(source, predictor.preprocess, config, batch=batch, device=predictor.device)
+    splits = [one for one in SPLITS if split in ("all", one) and len(split_indices(source, one))]
+    loader.prepare(*splits, training=False)
+    ids: list[str] = []
+
+    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+        for one in splits:
+            for loaded in loader.evaluation(one, batch):
+                ids.extend(source.ids[item] for item in loaded.items.tolist())
+                yield loaded.images, loaded.labels
+
+    dtype = compute_dtype("auto", predictor.device)
+    logits, labels = compute_logits(predictor.network, pairs(), dtype, progress)
+    return logits, labels, ids

@@ -1,0 +1,153 @@
+"""Trains a prepared run to its end, then evaluates the best weights and writes the results."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitrail import files
+from vitrail.data.loader import Loader
+from vitrail.data.source import Split
+from vitrail.evaluation.metrics import accuracy, fit_temperature, wilson_interval
+from vitrail.model.vit import ViT
+from vitrail.run import predictions
+from vitrail.run.drive import Driver
+from vitrail.run.predictions import Predictions, SplitOutputs, predict_split_distributed
+from vitrail.run.progress import Progress
+from vitrail.run.recipe import Recipe, recipe_digest, settings_to_dict
+from vitrail.run.record import METRICS, MODEL
+from vitrail.run.recorder import open_recorder
+from vitrail.run.request import Options
+from vitrail.run.result import Run
+from vitrail.run.terminal import Terminal
+from vitrail.training.distributed import World
+from vitrail.training.learner import Learner, compute_dtype
+from vitrail.zoo.file import load_model, save_model
+
+log = logging.getLogger(__name__)
+
+
+def complete_run(
+    folder: Path,
+    recipe: Recipe,
+    loader: Loader,
+    learner: Learner,
+    progress: Progress,
+    options: Options,
+    world: World,
+) -> Run:
+    """Trains from where `progress` is to the end, evaluates the best weights, makes the report."""
+    metadata = describe_model(recipe, loader, progress.fingerprint)
+    with open_recorder(folder, recipe, progress, metadata, options, world) as recorder:
+        Driver(folder, recipe, loader, learner, progress, recorder, world).drive()
+        if progress.best is None:  # the model file was lost, and no evaluation followed
+            recorder.save_best(learner.eval_model, None)
+    metrics = evaluate_best(folder, recipe, loader, metadata, progress, options.splits, world)
+    if options.report:
+        make_report(folder, loader.as_single_process(), Terminal(quiet=options.quiet))
+    return Run(folder=folder, metrics=metrics, is_leader=world.is_leader)
+
+
+def describe_model(recipe: Recipe, loader: Loader, fingerprint: str) -> dict[str, Any]:
+    """The metadata of the model file, besides the architecture."""
+    source = loader.source
+    return {
+        "name": recipe.model,
+        "classes": list(source.classes),
+        "channels": recipe.preprocess.channels,
+        "preprocess": recipe.preprocess.to_dict(),
+        "data": {
+            "name": source.name,
+            "source": recipe.source,
+            "columns": settings_to_dict(recipe.data.columns),
+            "fingerprint": fingerprint,
+        },
+        "recipe": recipe_digest(recipe),
+        "temperature": None,
+        "metrics": {},
+    }
+
+
+def evaluate_best(
+    folder: Path,
+    recipe: Recipe,
+    loader: Loader,
+    metadata: Mapping[str, Any],
+    progress: Progress,
+    splits: tuple[Split, ...],
+    world: World,
+) -> dict[str, Any]:
+    """The final evaluation: the best weights on the validation and test splits.
+
+    Writes the model with its temperature, the predictions and the metrics, and returns the latter.
+    """
+    tensors, best = world.load_on_leader(lambda: load_best(folder))
+    model = ViT(recipe.vit).eval()
+    model.load_state_dict(tensors)
+    model.to(loader.device)
+    dtype = compute_dtype(recipe.train.precision, loader.device)
+    outputs = {
+        split: predict_split_distributed(model, loader, split, dtype, world)
+        for split in splits
+        if len(loader.as_single_process().rank_items(split))
+    }
+    metrics = {
+        "run": str(folder),
+        "model": recipe.model,
+        "epochs": -(-progress.step // loader.steps),
+        "steps": progress.step,
+        "seconds": round(progress.seconds, 1),
+    }
+    return world.on_leader(
+        lambda: write_results(folder, model, loader, {**metadata, "best": best}, metrics, outputs)
+    )
+
+
+def load_best(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The weights of the best evaluation, and its scores."""
+    model, metadata = load_model(folder / MODEL)
+    return model.state_dict(), metadata["best"]
+
+
+def write_results(
+    folder: Path,
+    model: ViT,
+    loader: Loader,
+    metadata: dict[str, Any],
+    metrics: dict[str, Any],
+    outputs: Mapping[Split, SplitOutputs | None],
+) -> dict[str, Any]:
+    """Writes model, predictions and metrics; the metrics come last, as they mark the end."""
+    scores: dict[str, Any] = {"val": None, "test": None}
+    temperature, splits = None, {}
+    for split, found in outputs.items():
+        assert found is not None  # the leader has them
+        rate = accuracy(found.logits, found.labels)
+        interval = wilson_interval(rate, len(found.labels))
+        scores[split] = {"accuracy": rate, "interval": list(interval)}
+        if split == "val":
+            temperature = fit_temperature(found.logits, found.labels)
+        splits[split] = found.to_predictions(temperature)
+    environment = {"environment": predictions.describe_environment()}
+    results = {"temperature": temperature, "metrics": scores}
+    save_model(folder / MODEL, model, {**metadata, **results, **environment})
+    checksum = metadata["data"]["fingerprint"]
+    origin = predictions.describe_predictions(loader.source, checksum, splits, temperature)
+    stored = Predictions(splits=splits, metadata=origin | environment)
+    predictions.save_predictions(folder, stored)
+    metrics = {**metrics, **scores}
+    files.write_file(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
+    return metrics
+
+
+def make_report(folder: Path, loader: Loader | None, terminal: Terminal) -> None:
+    """Makes the report of a finished run; if that fails, the run is still finished."""
+    from vitrail.run.report.make import write_report
+
+    terminal.print("making the report")
+    try:
+        write_report(folder, loader)
+    except Exception as error:
+        retry = f"`vitrail report {folder}` tries again"
+        log.warning(f"the run is finished, but its report could not be made: {error}; {retry}")

@@ -1,0 +1,123 @@
+"""What a run writes and shows while it trains: log, checkpoints, best weights, progress."""
+
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from vitrail.run.journal import Journal
+from vitrail.run.progress import Best, Progress
+from vitrail.run.recipe import Recipe
+from vitrail.run.record import CHECKPOINTS, LOG, MODEL
+from vitrail.run.request import Options
+from vitrail.run.terminal import Terminal
+from vitrail.training import checkpoint
+from vitrail.training.distributed import World
+from vitrail.training.learner import Learner
+from vitrail.zoo.file import save_model
+
+
+class NullRecorder:
+    """Writes nothing: the recorder of all ranks but the leader."""
+
+    def __enter__(self) -> "NullRecorder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def print(self, text: str) -> None:
+        """Shows a line of text."""
+
+    def advance(self, step: int) -> None:
+        """Updates the progress bar after a step."""
+
+    def log_step(self, line: dict[str, Any]) -> None:
+        """Logs and shows a step; called every `train.log_every` steps."""
+
+    def log_epoch(self, line: dict[str, Any]) -> None:
+        """Logs and shows an epoch, and calls `on_epoch` if it ended with an evaluation."""
+
+    def save_checkpoint(self, learner: Learner, progress: Progress) -> None:
+        """Saves all that a resume needs."""
+
+    def save_best(self, model: nn.Module, best: Best | None) -> None:
+        """Saves the weights of the best evaluation so far."""
+
+
+class Recorder(NullRecorder):
+    """The recorder of the leader; `metadata` describes the model in its file."""
+
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        progress: Progress,
+        metadata: dict[str, Any],
+        options: Options,
+    ):
+        self.folder, self.metadata, self.on_epoch = folder, metadata, options.on_epoch
+        self.steps = recipe.train.steps
+        self.terminal = Terminal(self.steps, options.quiet)
+        self.journal = Journal(folder / LOG, progress.step, options.tensorboard)
+
+    def __enter__(self) -> "Recorder":
+        self.terminal.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.journal.close()
+        self.terminal.__exit__(kind, error, trace)
+
+    def print(self, text: str) -> None:
+        self.terminal.print(text)
+
+    def advance(self, step: int) -> None:
+        self.terminal.advance(step)
+
+    def log_step(self, line: dict[str, Any]) -> None:
+        self.journal.write(line)
+        self.terminal.show_step(line["step"], line["epoch"], line["loss"], line["images_per_s"])
+
+    def log_epoch(self, line: dict[str, Any]) -> None:
+        self.journal.write(line)
+        self.terminal.show_epoch(line)
+        if self.on_epoch is not None and line["val_accuracy"] is not None:
+            self.on_epoch({**line, "steps": self.steps})
+
+    def save_checkpoint(self, learner: Learner, progress: Progress) -> None:
+        folder = self.folder / CHECKPOINTS
+        checkpoint.save_checkpoint(folder, progress.step, learner.tensors(), progress.to_dict())
+
+    def save_best(self, model: nn.Module, best: Best | None) -> None:
+        if not self.folder.is_dir():
+            raise checkpoint.missing_folder_error(self.folder, "the best model")
+        evaluation = None if best is None else asdict(best)
+        metadata = {**self.metadata, "best": evaluation}
+        save_model(self.folder / MODEL, model, metadata)  # type: ignore[arg-type]
+
+
+def open_recorder(
+    folder: Path,
+    recipe: Recipe,
+    progress: Progress,
+    metadata: dict[str, Any],
+    options: Options,
+    world: World,
+) -> NullRecorder:
+    """The one place where the leader and the other ranks part during training."""
+    if not world.is_leader:
+        return NullRecorder()
+    return Recorder(folder, recipe, progress, metadata, options)

@@ -1,0 +1,108 @@
+"""What the caller of a training asks for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail import files
+from vitrail.data.config import Columns
+from vitrail.data.source import Source, Split
+from vitrail.errors import UserError
+from vitrail.run.recipe import Recipe, check_settings, merge_settings, read_recipe, table_columns
+from vitrail.training.distributed import World
+
+OnEpoch = Callable[[dict[str, Any]], None]  # an exception that it raises ends the run
+
+LENGTH_SETTINGS = ("epochs", "steps")  # settings of [train] that determine the length of a run
+MAX_MINUTES = 1e7  # 19 years; more is a mistake
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The data, and what the caller has decided; None is chosen from the data."""
+
+    data: str
+    model: str | None = None
+    weights: str | None = None
+    minutes: float | None = None
+    epochs: int | None = None
+    seed: int | None = None
+    device: str = "auto"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # nested, as in a recipe
+
+    def __post_init__(self) -> None:
+        check_minutes(self.minutes)
+
+    @property
+    def columns(self) -> Columns:
+        """The names of the columns of a data table."""
+        return table_columns(self.settings)
+
+    @property
+    def start_from(self) -> str:
+        """The weights to fine-tune; empty for training from scratch."""
+        return self.weights or str(self.settings.get("weights", ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run shows and leaves, besides its model."""
+
+    tensorboard: bool = False
+    quiet: bool = False
+    report: bool = True
+    test: bool = True  # evaluate on the test split at the end
+    on_epoch: OnEpoch | None = None
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits of the final evaluation."""
+        return ("val", "test") if self.test else ("val",)
+
+    def for_rank(self, world: World) -> "Options":
+        """Only the leader prints, and makes the report."""
+        return self if world.is_leader else replace(self, quiet=True, report=False)
+
+
+def name_data(data: str | Path | Source | None, settings: Mapping[str, Any]) -> str:
+    """The data set of a request; by default that of its recipe."""
+    if data is not None and not isinstance(data, str | Path):
+        return str(data.path or data.name)
+    if isinstance(data, Path):  # a folder, even if a built-in data set has its name
+        data = str(files.expand_user(data).absolute())
+    name = data or settings.get("source", "")
+    if not name:
+        raise UserError("`data` is missing; give a folder, a table, or a name such as digits")
+    return str(name)
+
+
+def check_minutes(minutes: float | None) -> None:
+    if minutes is not None and not 0 < minutes <= MAX_MINUTES:
+        raise UserError(f"`minutes` is {minutes:g}; give a number above 0, at most {MAX_MINUTES:g}")
+
+
+def read_settings(
+    recipe: str | Path | None,
+    settings: Mapping[str, Any],
+    minutes: float | None,
+    epochs: int | None,
+) -> dict[str, Any]:
+    """The settings of a recipe file, changed by `settings`.
+
+    At most one argument may give the length of the run; it wins over the file.
+    """
+    check_minutes(minutes)
+    check_settings(Recipe, settings)
+    table = read_recipe(recipe) if recipe else {}
+    arguments = {"minutes": minutes, "epochs": epochs}
+    lengths = [name for name, value in arguments.items() if value is not None]
+    lengths += [f"train.{name}" for name in LENGTH_SETTINGS if settings.get("train", {}).get(name)]
+    if len(lengths) > 1:
+        raise UserError(
+            f"`{lengths[0]}` and `{lengths[1]}` both set the length of the run; give one of them"
+        )
+    if lengths:
+        for name in LENGTH_SETTINGS:
+            table.get("train", {}).pop(name, None)
+    return merge_settings(table, settings)

@@ -1,0 +1,188 @@
+"""Resumes a run from its newest checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail import files
+from vitrail.data.source import Source
+from vitrail.errors import UserError
+from vitrail.run import finish, predictions
+from vitrail.run.build import make_learner, make_loader, pick_device
+from vitrail.run.dataset import check_unchanged, open_on_all_ranks, shared_fingerprint
+from vitrail.run.folder import lock_run
+from vitrail.run.journal import import_summary_writer
+from vitrail.run.progress import Progress
+from vitrail.run.recipe import (
+    Recipe,
+    read_recipe,
+    recipe_to_toml,
+    settings_from_dict,
+    settings_to_dict,
+)
+from vitrail.run.record import (
+    CHECKPOINTS,
+    LOG,
+    METRICS,
+    MODEL,
+    RECIPE,
+    check_is_run,
+    prepend_reasons,
+    read_metrics,
+    read_reasons,
+)
+from vitrail.run.request import Options
+from vitrail.run.result import Run
+from vitrail.run.terminal import Terminal
+from vitrail.training import checkpoint
+from vitrail.training.distributed import TIMEOUT, World, join_world
+from vitrail.training.learner import Learner
+from vitrail.zoo.file import load_model
+
+
+def resume(
+    run: str | Path,
+    *,
+    device: str = "auto",
+    skip_broken: bool = False,
+    report: bool = True,
+    test: bool = True,
+    quiet: bool = False,
+    timeout: float = TIMEOUT,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Resumes a run from its newest checkpoint; a finished run is returned as it is.
+
+    The result equals that of an uninterrupted run bit for bit, on the same machine with the same
+    versions and number of threads.
+
+    Args:
+        run: a run folder.
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one.
+        skip_broken: from now on, skip images that cannot be read.
+        report: write report.html at the end.
+        test: evaluate on the test split at the end.
+        quiet: print nothing.
+        timeout: seconds that the processes of a torchrun wait for each other.
+        on_epoch: called after each evaluation with its line of log.jsonl and the total `steps`.
+
+    >>> run = vitrail.resume("runs/digits-1")
+    >>> sorted(run.metrics)
+    ['epochs', 'model', 'run', 'seconds', 'steps', 'test', 'val']
+    """
+    options = Options(quiet=quiet, report=report, test=test, on_epoch=on_epoch)
+    with join_world(timeout) as world:
+        folder = files.expand_user(run)
+        return resume_run(folder, device, options.for_rank(world), world, skip_broken)
+
+
+def resume_run(
+    folder: Path, device: str, options: Options, world: World, skip_broken: bool = False
+) -> Run:
+    """Only the leader reads the run folder; the other ranks need not see it."""
+    terminal = Terminal(quiet=options.quiet)
+    world.on_leader(lambda: check_is_run(folder))
+    with lock_run(folder, world):
+        metrics = world.on_leader(lambda: read_metrics(folder))
+        if metrics is not None:
+            return return_finished(folder, metrics, options, terminal, world)
+        recipe = settings_from_dict(
+            Recipe, world.on_leader(lambda: settings_to_dict(read_stored(folder, skip_broken)))
+        )
+        source = open_on_all_ranks(recipe.source, recipe.data.columns, world)
+        target = pick_device(device, world.local_rank)
+        loader = make_loader(recipe, source, target, world)
+        checksum = shared_fingerprint(source, world)
+        tensors, stored = world.load_on_leader(
+            lambda: load_progress(folder, recipe, source, checksum, terminal)
+        )
+        progress = Progress.from_dict(stored)
+        learner = restore_learner(recipe, tensors, target)
+        if skip_broken:
+            world.on_leader(lambda: store_recipe(folder, recipe))
+        tensorboard = world.on_leader(lambda: can_use_tensorboard(folder, options, terminal))
+        options = replace(options, tensorboard=tensorboard)
+        terminal.print(f"run {folder}: resuming from step {progress.step} of {recipe.train.steps}")
+        loader.prepare("train", *options.splits)
+        return finish.complete_run(folder, recipe, loader, learner, progress, options, world)
+
+
+def return_finished(
+    folder: Path, metrics: dict[str, Any], options: Options, terminal: Terminal, world: World
+) -> Run:
+    terminal.print(f"{folder} is already finished")
+    run = Run(folder=folder, metrics=metrics, is_leader=world.is_leader)
+    if options.report and run.report is None:
+        finish.make_report(folder, None, terminal)
+    return run
+
+
+def read_stored(folder: Path, skip_broken: bool) -> Recipe:
+    """The recipe of a run, after removing what a kill may have left in its folder."""
+    files.remove_temporary(folder, RECIPE, LOG, MODEL, METRICS, predictions.FILE)
+    recipe = settings_from_dict(Recipe, read_recipe(folder / RECIPE))
+    if skip_broken:
+        recipe = replace(recipe, data=replace(recipe.data, skip_broken=True))
+    return recipe
+
+
+def load_progress(
+    folder: Path, recipe: Recipe, source: Source, checksum: str, terminal: Terminal
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the progress of the newest checkpoint; empty if there is none yet."""
+    saved = checkpoint.load_checkpoint(folder / CHECKPOINTS)
+    progress = Progress(fingerprint=checksum)
+    if saved is not None:
+        progress = Progress.from_dict(saved.progress)
+    stored = None if saved is None else progress.fingerprint
+    warnings = [check_unchanged(folder, recipe, source, checksum, stored)]
+    if saved is not None:
+        warnings += saved.warnings
+    if progress.best and not has_model(folder):
+        warnings.append(
+            f"{MODEL} is missing or damaged; the best weights from now on will be saved"
+        )
+        progress.best = None
+    for warning in filter(None, warnings):
+        terminal.print(warning)
+    return {} if saved is None else saved.tensors, progress.to_dict()
+
+
+def has_model(folder: Path) -> bool:
+    """Whether the best weights so far can be loaded."""
+    try:
+        load_model(folder / MODEL)
+    except UserError:
+        return False
+    return True
+
+
+def restore_learner(recipe: Recipe, tensors: dict[str, Tensor], device: torch.device) -> Learner:
+    if not tensors:
+        return make_learner(recipe, device)
+    # a checkpoint has all tensors: the weights that the run started from may not exist any more
+    learner = make_learner(replace(recipe, weights=""), device)
+    learner.restore(tensors)
+    return learner
+
+
+def store_recipe(folder: Path, recipe: Recipe) -> None:
+    """Writes a changed recipe, with the reasons of the original."""
+    reasons = read_reasons(folder / RECIPE)
+    files.write_file(folder / RECIPE, prepend_reasons(reasons, recipe_to_toml(recipe)))
+
+
+def can_use_tensorboard(folder: Path, options: Options, terminal: Terminal) -> bool:
+    """Whether to continue TensorBoard's events; if it is not installed, the run resumes without."""
+    if not options.tensorboard and not (folder / "tensorboard").is_dir():
+        return False
+    try:
+        import_summary_writer()
+    except UserError as error:
+        terminal.print(f"{error}; resuming without its events")
+        return False
+    return True

@@ -1,0 +1,169 @@
+"""Trains a classifier on a data set, from the choice of its recipe to the report."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vitrail import files
+from vitrail.data.source import Source
+from vitrail.run.build import make_learner, make_loader, pick_device
+from vitrail.run.dataset import open_on_all_ranks, shared_fingerprint, store_fingerprint
+from vitrail.run.design import Design, design_recipe
+from vitrail.run.finish import complete_run
+from vitrail.run.folder import (
+    check_available,
+    claim_folder,
+    create_run_folder,
+    find_restarted_run,
+    lock_run,
+    remove_on_failure,
+)
+from vitrail.run.journal import import_summary_writer
+from vitrail.run.plan import plan_steps
+from vitrail.run.progress import Progress
+from vitrail.run.recipe import Recipe, recipe_to_toml, settings_from_dict, settings_to_dict
+from vitrail.run.record import RECIPE, prepend_reasons
+from vitrail.run.request import Options, Request, name_data, read_settings
+from vitrail.run.result import Run
+from vitrail.run.resume import resume_run
+from vitrail.run.terminal import Terminal
+from vitrail.training.distributed import TIMEOUT, World, join_world
+
+
+def train(
+    data: str | Path | Source | None = None,
+    *,
+    model: str | None = None,
+    weights: str | Path | None = None,
+    minutes: float | None = None,
+    epochs: int | None = None,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    device: str = "auto",
+    report: bool = True,
+    test: bool = True,
+    tensorboard: bool = False,
+    quiet: bool = False,
+    timeout: float = TIMEOUT,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    started: float | None = None,
+) -> Run:
+    """Trains a classifier on a data set and returns the finished run.
+
+    Chooses a recipe from the data, prints why, trains, evaluates the best weights on the validation
+    and test splits, and writes everything to a run folder. `settings` win over the file `recipe`,
+    which wins over what is chosen from the data.
+
+    Started by torchrun, the processes train together. If torchrun restarts them after a failure,
+    they resume the run that they have started.
+
+    Args:
+        data: a folder of class folders, a table (.csv, .tsv or .jsonl), a folder of tar shards,
+            the name of a built-in data set, or what `vitrail.open_data` returned. By default the
+            data of `recipe`.
+        model: architecture to train from scratch, such as "Nano/4" or "S/16".
+        weights: run folder, weight file or folder, or published weights to fine-tune.
+        minutes: time until the results are written; the number of steps is planned to fit.
+        epochs: passes over the training split, instead of `minutes`.
+        recipe: TOML file with any of the settings.
+        settings: settings by section, such as `{"train": {"lr": 3e-4}, "vit": {"heads": 3}}`.
+        seed: random seed of weights, data order, augmentation and dropout.
+        out: run folder to create, by default runs/<data>-1, -2, ...
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one.
+        report: write report.html at the end.
+        test: evaluate on the test split at the end.
+        tensorboard: also write TensorBoard events to the run folder.
+        quiet: print nothing.
+        timeout: seconds that the processes of a torchrun wait for each other.
+        on_epoch: called after each evaluation with its line of log.jsonl and the total `steps`.
+        started: reading of `time.monotonic()` from which `minutes` count; by default this call.
+
+    >>> run = vitrail.train("digits", epochs=1, report=False, quiet=True)
+    >>> run.metrics["epochs"], run.classifier.predict("digit.png").label in run.classifier.classes
+    (1, True)
+    """
+    started = time.monotonic() if started is None else started
+    table = read_settings(recipe, settings or {}, minutes, epochs)
+    request = Request(
+        data=name_data(data, table),
+        model=model,
+        weights=None if weights is None else str(weights),
+        minutes=minutes,
+        epochs=epochs,
+        seed=seed,
+        device=device,
+        settings=table,
+    )
+    options = Options(
+        tensorboard=tensorboard, quiet=quiet, report=report, test=test, on_epoch=on_epoch
+    )
+    folder = None if out is None else files.expand_user(out)
+    with join_world(timeout) as world:
+        opened = None if data is None or isinstance(data, str | Path) else data
+        return start_run(request, options.for_rank(world), folder, started, world, opened)
+
+
+def start_run(
+    request: Request,
+    options: Options,
+    out: Path | None,
+    started: float,
+    world: World,
+    source: Source | None = None,
+) -> Run:
+    """Starts a run in a new folder, or resumes the one that this torchrun has started."""
+    world.on_leader(lambda: check_output(out, options, world.launch_id))
+    if source is None:
+        source = open_on_all_ranks(request.data, request.columns, world)
+    earlier = world.on_leader(lambda: find_restarted_run(out, source, world.launch_id))
+    if earlier and world.on_leader(lambda: (Path(earlier) / RECIPE).is_file()):
+        return resume_run(Path(earlier), request.device, options, world)
+    device = pick_device(request.device, world.local_rank)
+    design = share_design(lambda: design_recipe(source, request, device, world.size), world)
+    folder = Path(world.on_leader(lambda: earlier or str(create_run_folder(out, source))))
+    terminal = Terminal(quiet=options.quiet)
+    with lock_run(folder, world):
+        terminal.print("\n  ".join(design.reasons))
+        with remove_on_failure(folder, world):
+            world.on_leader(lambda: claim_folder(folder, world.launch_id))
+            loader = make_loader(design.recipe, source, device, world)
+            progress = Progress(fingerprint=shared_fingerprint(source, world))
+            loader.prepare("train", *options.splits)
+            learner = make_learner(design.recipe, device)
+            recipe = plan_steps(
+                design.recipe, loader, learner, request.minutes, started, terminal, world
+            )
+            world.on_leader(
+                lambda: write_start(folder, recipe, design.reasons, source, progress.fingerprint)
+            )
+        terminal.print(f"run {folder}")
+        return complete_run(folder, recipe, loader, learner, progress, options, world)
+
+
+def check_output(out: Path | None, options: Options, launch_id: str) -> None:
+    """Raises early if the results could not be written."""
+    if options.tensorboard:
+        import_summary_writer()
+    check_available(out, launch_id)
+
+
+def share_design(design: Callable[[], Design], world: World) -> Design:
+    """The leader's design, on every rank."""
+
+    def to_json() -> tuple[dict[str, Any], list[str], dict[str, Any]]:
+        mine = design()
+        return settings_to_dict(mine.recipe), mine.reasons, mine.settings
+
+    table, reasons, chosen = world.on_leader(to_json)
+    return Design(recipe=settings_from_dict(Recipe, table), reasons=reasons, settings=chosen)
+
+
+def write_start(
+    folder: Path, recipe: Recipe, reasons: list[str], source: Source, checksum: str
+) -> None:
+    """Writes what a resume needs before the first checkpoint."""
+    store_fingerprint(folder, source, checksum)
+    files.write_file(folder / RECIPE, prepend_reasons(reasons, recipe_to_toml(recipe)))

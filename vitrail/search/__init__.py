@@ -1,1 +1,0 @@
-"""Many runs, to find the settings that suit a data set."""

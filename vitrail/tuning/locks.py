@@ -1,0 +1,97 @@
+"""File locks of a search folder, and which of its worker processes are alive."""
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from filelock import FileLock, Timeout
+
+WORKERS = "workers"  # folder with one file for each worker, locked as long as it lives
+
+
+def lock_study(folder: Path) -> FileLock:
+    """Held by a process while it reads the trials and decides what to run next."""
+    return FileLock(folder / ".study.lock")
+
+
+class JournalLock:
+    """Optuna's lock of a journal file, held for each appended record.
+
+    The operating system releases it when its process dies, while a killed process leaves Optuna's
+    own locks behind. It also removes the partial line that a kill or a full disk leaves at the end.
+    """
+
+    def __init__(self, journal: Path):
+        self.journal = journal
+        self.lock = FileLock(journal.with_name(".journal.lock"))
+
+    def acquire(self) -> bool:
+        self.lock.acquire()
+        try:
+            if self.journal.exists():
+                with self.journal.open("r+b") as file:
+                    drop_partial_line(file)
+        except BaseException:
+            self.lock.release()
+            raise
+        return True
+
+    def release(self) -> None:
+        self.lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+def drop_partial_line(file: BinaryIO) -> None:
+    """Truncates a file after its last complete line."""
+    end = file.seek(0, os.SEEK_END)
+    if not end:
+        return
+    file.seek(end - 1)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+@contextmanager
+def register_worker(folder: Path) -> Iterator[str]:
+    """A unique name for this process; `is_alive` tells other processes whether it still runs."""
+    name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    path = folder / WORKERS / name
+    path.parent.mkdir(exist_ok=True)
+    lock = FileLock(path)
+    with lock_study(folder):  # `is_alive` runs under this lock, so it never sees the file unlocked
+        lock.acquire()
+    try:
+        yield name
+    finally:
+        lock.release()
+        path.unlink(missing_ok=True)
+
+
+def is_alive(folder: Path, worker: str) -> bool:
+    """Whether a worker holds its lock; the caller holds the lock of the study."""
+    path = folder / WORKERS / worker
+    if not worker or not path.exists():
+        return False
+    try:
+        with FileLock(path, blocking=False):
+            pass
+    except (Timeout, PermissionError):  # PermissionError: another user's process
+        return True
+    path.unlink(missing_ok=True)  # the worker was killed, and nobody else removes its file
+    return False
+
+
+def is_only_worker(folder: Path, me: str) -> bool:
+    """Whether no other process works on this search."""
+    names = [path.name for path in (folder / WORKERS).iterdir() if path.name != me]
+    return not any(is_alive(folder, name) for name in names)

@@ -1,0 +1,171 @@
+"""One trial of a search: a training run, whose validation accuracy is the objective."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from vitrail.errors import OutOfResources, UserError
+from vitrail.run.recipe import merge_settings
+from vitrail.run.record import MODEL, RECIPE
+from vitrail.run.result import Run
+from vitrail.run.resume import resume
+from vitrail.run.train import train
+from vitrail.training.loop import Diverged
+from vitrail.tuning.plan import Plan, read_plan
+from vitrail.tuning.space import params_to_settings
+from vitrail.tuning.study import (
+    STARTED,
+    ask_trial,
+    finished_trials,
+    open_study,
+    others_are_running,
+    report_to_study,
+    suggest_params,
+)
+from vitrail.zoo.file import read_model_file
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.trial import FrozenTrial
+
+OnTrial = Callable[["Study", int], None]  # the study, and the number of trials in all
+
+MAX_EQUAL_FAILURES = 3  # the search stops if its first trials all fail with the same error
+POLL_SECONDS = 1.0  # between two checks of the trials of other processes
+MIN_TIME_SHARE = 0.9  # of a trial's minutes that must be left for it to start
+
+
+def run_trials(
+    folder: Path,
+    me: str,
+    limit: int,
+    stop: float | None = None,
+    *,
+    on_trial: OnTrial = lambda study, trials: None,
+) -> None:
+    """Runs trials until there are `limit`, or until another would not fit before `stop`.
+
+    Then it waits for the trials of other processes, and takes over those of a process that dies.
+    """
+    plan = read_plan(folder)
+    study = open_study(folder, grid=plan.grid)
+    seed, seconds = plan.request.get("seed", 0), 60 * (plan.minutes or 0)
+    while True:
+        late = stop is not None and time.monotonic() + MIN_TIME_SHARE * seconds > stop
+        trial = None if late else ask_trial(study, folder, me, limit, seed)
+        if trial is not None:
+            run_trial(study, trial, plan, folder)
+            on_trial(study, limit)
+            check_failures(study, plan)
+        elif others_are_running(study, folder, me):
+            time.sleep(POLL_SECONDS)
+            on_trial(study, limit)
+        else:
+            return
+
+
+def check_failures(study: "Study", plan: Plan) -> None:
+    """Stops a search whose first trials failed with the same error; a grid tries every point."""
+    finished = finished_trials(study)
+    reasons = {trial.user_attrs.get("reason", "") for trial in finished}
+    failed = all(trial.state.name == "FAIL" for trial in finished)
+    if failed and len(finished) >= MAX_EQUAL_FAILURES and len(reasons) == 1 and not plan.grid:
+        raise no_result_error(
+            plan, f"the first {len(finished)} trials failed with the same error: {reasons.pop()}"
+        )
+
+
+def no_result_error(plan: Plan, why: str) -> UserError:
+    minutes = plan.minutes
+    share = "" if minutes is None else f" (each trial had {minutes:.2g} of the minutes)"
+    return UserError(f"the search has no result: {why}{share}")
+
+
+def run_trial(study: "Study", trial: "Trial", plan: Plan, folder: Path) -> None:
+    """Trains one trial and tells the study its state and value.
+
+    A system error, such as a full disk, says nothing about the settings: it propagates, and the
+    trial stays in the state "running", to be resumed later.
+    """
+    from optuna import TrialPruned
+    from optuna.trial import TrialState
+
+    params = suggest_params(trial, plan.dimensions)
+    trial.set_user_attr(STARTED, True)
+    start = time.monotonic()
+    try:
+        run = train_trial(trial, params, plan, folder)
+    except TrialPruned as error:
+        set_attributes(trial, start, reason=str(error))
+        study.tell(trial, state=TrialState.PRUNED)
+    except Diverged as error:
+        set_attributes(trial, start, reason=f"diverged: {error}")
+        study.tell(trial, state=TrialState.PRUNED)
+    except UserError as error:
+        if is_system_error(error):
+            raise
+        set_attributes(trial, start, reason=str(error))
+        study.tell(trial, state=TrialState.FAIL)
+    else:
+        loss = best_val_loss(run.folder)
+        set_attributes(trial, start, seconds=run.metrics["seconds"], val_loss=loss)
+        study.tell(trial, run.metrics["val"]["accuracy"])
+
+
+def is_system_error(error: BaseException | None) -> bool:
+    """Whether the operating system is the cause, such as a full disk."""
+    if error is None:
+        return False
+    by_system = isinstance(error, OutOfResources | OSError)
+    by_disk = isinstance(error, SafetensorError) and "os error" in str(error)
+    return by_system or by_disk or is_system_error(error.__cause__)
+
+
+def set_attributes(trial: "Trial", start: float, **attributes: Any) -> None:
+    for name, value in {"seconds": time.monotonic() - start, **attributes}.items():
+        trial.set_user_attr(name, value)
+
+
+def train_trial(trial: "Trial", params: Mapping[str, Any], plan: Plan, folder: Path) -> Run:
+    """A training run in the trial's folder, without an evaluation on the test split.
+
+    Resumes the run if a process died during it.
+    """
+    out = trial_folder(trial, folder)
+    on_epoch = report_to_study(trial)
+    device = plan.request.get("device", "auto")
+    if (out / RECIPE).is_file():
+        return resume(out, device=device, report=False, test=False, quiet=True, on_epoch=on_epoch)
+    settings, model = params_to_settings(params, plan.recipe)
+    request = {**plan.request, **({"model": model} if model else {})}
+    return train(
+        plan.data,
+        out=out,
+        settings=merge_settings(plan.settings, settings),
+        minutes=plan.minutes,
+        report=False,
+        test=False,
+        quiet=True,
+        on_epoch=on_epoch,
+        **request,
+    )
+
+
+def trial_folder(trial: "Trial | FrozenTrial", folder: Path) -> Path:
+    return folder / "trials" / f"{trial.number:03d}"
+
+
+def final_folder(trial: "FrozenTrial", folder: Path) -> Path:
+    """The folder of the run that is trained again with the trial's settings."""
+    return folder / f"final-{trial.number:03d}"
+
+
+def best_val_loss(folder: Path) -> float:
+    """Validation loss of the weights that a run kept."""
+    metadata, _ = read_model_file(folder / MODEL)
+    best = metadata["best"]
+    return float(best["val_loss"]) if best else math.inf

@@ -1,0 +1,87 @@
+"""A tensor that stays in its file until it is read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import UserError
+
+Shape = tuple[int, ...]
+
+DTYPES = {  # by the name that safetensors uses
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LazyTensor:
+    """Where a tensor is stored in a file, and how to transform it after reading."""
+
+    file: Path
+    offset: int  # of its first byte
+    stored_shape: Shape  # in the file
+    dtype: torch.dtype
+    fortran_order: bool = False  # column-major: the first axis varies fastest
+    shape: Shape  # after `transform`
+    transform: Callable[[Tensor], Tensor] | None = None  # applied to the stored tensor
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.stored_shape).numel() * self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        shape = self.stored_shape[::-1] if self.fortran_order else self.stored_shape
+        x = torch.empty(shape, dtype=self.dtype)
+        if x.numel():
+            with self.file.open("rb", buffering=0) as file:
+                file.seek(self.offset)
+                read_into(memoryview(x.view(-1).view(torch.uint8).numpy().data), file, self.file)
+        x = x.permute(*reversed(range(x.ndim))) if self.fortran_order else x
+        return self.transform(x) if self.transform else x
+
+    def add_transform(self, shape: Shape, transform: Callable[[Tensor], Tensor]) -> "LazyTensor":
+        """The same tensor with one more transform, which gives it `shape`."""
+        before = self.transform or (lambda x: x)
+        return replace(self, shape=shape, transform=lambda x: transform(before(x)))
+
+    def unstack(self) -> "list[LazyTensor]":
+        """The slices along the first axis."""
+        inner = self.stored_shape[1:]
+        if self.fortran_order:  # the slices interleave, so each one reads the whole tensor
+            selects = [partial(Tensor.select, dim=0, index=i) for i in range(self.stored_shape[0])]
+            return [replace(self, shape=inner, transform=select) for select in selects]
+        first = replace(self, stored_shape=inner, shape=inner)
+        count = self.stored_shape[0]
+        return [replace(first, offset=self.offset + i * first.nbytes) for i in range(count)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileContents:
+    """What a weight file holds, before any tensor is read."""
+
+    tensors: dict[str, LazyTensor]
+    metadata: dict[str, str] = field(default_factory=dict)  # of a safetensors file
+    others: tuple[str, ...] = ()  # names of entries that are not tensors: epoch, args, optimizer
+
+
+def read_into(buffer: memoryview, file: Any, path: Path) -> None:
+    """Fills the whole buffer from the file."""
+    while len(buffer):
+        count = file.readinto(buffer)
+        if not count:
+            raise UserError(f"{path} is truncated; download it again")
+        buffer = buffer[count:]

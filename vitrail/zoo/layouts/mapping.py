@@ -1,0 +1,136 @@
+"""Recognises the layout of a file and maps each of its tensors to a parameter of Vitrail's."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vitrail.errors import UserError
+from vitrail.zoo.files.lazy import FileContents, LazyTensor
+from vitrail.zoo.layouts import google, huggingface, timm, torchvision
+from vitrail.zoo.layouts.layout import (
+    Layout,
+    MappedStateDict,
+    summarise_names,
+    translate_name,
+)
+
+# A new layout is a module with a LAYOUT and a line here. The first whose patch projection is found
+# counts: Google before torchvision, because Google's ResNets have a conv_proj too.
+LAYOUTS: dict[str, Layout] = {
+    layout.name: layout
+    for layout in (timm.LAYOUT, huggingface.LAYOUT, google.LAYOUT, torchvision.LAYOUT)
+}
+PREFERRED = ("teacher", "ema")  # of several models in one file, the averaged one is published
+
+# Regex of tensors that checkpoints carry and that classifying images does not need.
+UNUSED = {
+    r"(.*\.)?mask_token": "used in pretraining only",
+    r"(.*\.)?decoder(_|\.).*": "a decoder, used in pretraining only",
+    r"(.*\.)?(head|dino_head|ibot_head)\.(mlp|last_layer)\..*": "a self-supervision head",
+    r"(.*\.)?(dino_loss|ibot_patch_loss|koleo_loss)\..*": "a loss, used in pretraining only",
+    r"(optim\w*|opt|scaler|\w*scheduler)\b.*": "training state",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutMatch:
+    """The layout of a file, and the model in it that is loaded."""
+
+    layout: Layout
+    prefix: str  # of the parameter names, such as "module." or "teacher.backbone."
+    assumed: list[str] = field(default_factory=list)
+    other_models: set[str] = field(default_factory=set)  # first parts of the names of the others
+
+
+def map_tensors(contents: FileContents, source: str, needs_head: bool = True) -> MappedStateDict:
+    """Maps every tensor to a parameter, or gives a reason why it has none.
+
+    `needs_head` says whether the file's own head will be used.
+    """
+    tensors = dict(google.unstack_blocks(contents.tensors))
+    match = recognise_layout(tensors, source)
+    layout, prefix = match.layout, match.prefix
+    mapped = MappedStateDict(format=layout.name, chunks={}, assumed=match.assumed)
+    reasons: dict[str, list[str]] = {}
+    names: list[str] = []
+    unknown: list[str] = []
+    for name, (original, tensor) in tensors.items():
+        if name.split(".")[0] in match.other_models:
+            reason = f"another model than {prefix[:-1]} in the same file"
+            reasons.setdefault(reason, []).append(original)
+            continue
+        short = layout.normalise(strip_prefix(name, prefix))
+        names.append(short)
+        if ours := translate_name(short, layout.names):
+            add_chunk(mapped, ours, tensor, source)
+        elif unused := find_reason(short, layout):
+            reasons.setdefault(unused, []).append(original)
+        else:
+            unknown.append(original)
+    if unknown:
+        raise UserError(
+            f"{source} has tensors that a plain ViT in the layout of {layout.name} does not "
+            f"have: {summarise_names(unknown)}"
+        )
+    if contents.others:
+        reasons["not a tensor"] = sorted({name.split(".")[0] for name in contents.others})
+    mapped.left_out.extend(f"{summarise_names(those)}: {why}" for why, those in reasons.items())
+    if layout.finish is not None:
+        layout.finish(mapped, names, needs_head, source)
+    return mapped
+
+
+def recognise_layout(tensors: Mapping[str, tuple[str, LazyTensor]], source: str) -> LayoutMatch:
+    for layout in LAYOUTS.values():
+        anchor = layout.patch_weight
+        prefixes = [
+            name.removesuffix(anchor)
+            for name in tensors
+            if name == anchor or name.endswith(f".{anchor}")
+        ]
+        if len(prefixes) == 1:
+            return LayoutMatch(layout=layout, prefix=prefixes[0])
+        if len(prefixes) > 1:
+            chosen = choose_model_prefix(prefixes, source)
+            models = summarise_names([prefix[:-1] for prefix in prefixes])
+            return LayoutMatch(
+                layout=layout,
+                prefix=chosen,
+                assumed=[f"weights: {chosen[:-1]}, of the models {models}"],
+                other_models={other.split(".")[0] for other in prefixes if other != chosen},
+            )
+    held = summarise_names(list(tensors)) or "no tensors"
+    raise UserError(f"{source} does not hold a Vision Transformer of a known layout: it has {held}")
+
+
+def choose_model_prefix(prefixes: list[str], source: str) -> str:
+    averaged = [prefix for prefix in prefixes if any(word in prefix for word in PREFERRED)]
+    if len(averaged) != 1:
+        models = summarise_names([prefix[:-1] for prefix in prefixes])
+        raise UserError(f"{source} holds several models ({models}); save one of them by itself")
+    return averaged[0]
+
+
+def strip_prefix(name: str, prefix: str) -> str:
+    """Removes the prefix or its outer part: `model.vit.` of the body, `model.` of the head."""
+    while prefix:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+        prefix = prefix[: prefix.rstrip(".").rfind(".") + 1]
+    return name
+
+
+def find_reason(name: str, layout: Layout) -> str | None:
+    """Why a tensor is not needed; None if it is not among the known ones."""
+    for pattern, reason in {**layout.unused, **UNUSED}.items():
+        if re.fullmatch(pattern, name):
+            return reason
+    return None
+
+
+def add_chunk(mapped: MappedStateDict, target: str, tensor: LazyTensor, source: str) -> None:
+    name, _, number = target.partition("#")
+    chunks = mapped.chunks.setdefault(name, {})
+    if int(number or 0) in chunks:
+        raise UserError(f"{source} has two tensors for {name}; save one model by itself")
+    chunks[int(number or 0)] = tensor
