@@ -1,1 +1,1 @@
-"""Speed and memory against the peers, as ratios in one run."""
+"""Benchmarks against other libraries: speed, memory and accuracy."""

@@ -1,4 +1,4 @@
-"""`python -m bench [NAME ...]`: measures, prints the table, writes JSON, Markdown and SVG."""
+"""`python -m bench [NAME ...]`: measures, prints tables, writes JSON, Markdown and SVG."""
 
 import json
 import signal
@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import report
-from bench.accuracy import Contest
-from bench.measure import Budget, Tick
+from bench.accuracy import AccuracySettings
+from bench.measure import Budget, OnProgress
 from vitrail.errors import UserError
 
 Name = Literal[
     "inference", "step", "input", "load", "knn", "start-up", "start", "memory", "accuracy"
 ]
-MINUTES: dict[Name, float] = {  # about; how the bar is shared
+MINUTES: dict[Name, float] = {  # rough durations, for the progress bar
     "input": 2.5,
     "inference": 6.75,
     "step": 3,
@@ -32,10 +32,11 @@ MINUTES: dict[Name, float] = {  # about; how the bar is shared
     "load": 2.5,
     "start": 4,
 }
-APART = ("load", "start")  # not part of `make bench`, which takes under twenty minutes
-WHOLE = tuple(name for name in MINUTES if name not in APART)
+# `make bench` stays under twenty minutes without these
+ONLY_ON_REQUEST = ("load", "start")
+DEFAULT = tuple(name for name in MINUTES if name not in ONLY_ON_REQUEST)
 LIBRARIES = ("timm", "transformers", "vit_pytorch", "torchvision")
-NEEDED: dict[Name, tuple[str, ...]] = {  # as they are imported
+REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
     "inference": (*LIBRARIES, "onnx", "onnxscript", "onnxruntime"),
     "step": LIBRARIES,
     "input": ("timm", "torchvision"),
@@ -50,58 +51,59 @@ NEEDED: dict[Name, tuple[str, ...]] = {  # as they are imported
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    names: Annotated[tuple[Name, ...], tyro.conf.Positional] = WHOLE  # what to measure
-    rounds: int = 100  # of a case in each of two repeats, at most
-    seconds: float = 5  # for it; it takes longer only if it has too few rounds by then
-    out: Path = report.RESULTS  # folder for JSON, table and plot
-    json: bool = False  # print one JSON document, by name, instead of the tables
-    before: Path | None = None  # only for start: an earlier checkout to measure beside this one
-    contest: Annotated[Contest, tyro.conf.OmitArgPrefixes] = field(
-        default_factory=Contest
+    names: Annotated[tuple[Name, ...], tyro.conf.Positional] = DEFAULT  # benchmarks to run
+    rounds: int = 100  # maximum number of rounds per case in each of two repeats
+    seconds: float = 5  # time per case and repeat; the minimum number of rounds may take longer
+    out: Path = report.RESULTS  # output folder for JSON, tables and plots
+    json: bool = False  # print one JSON document with all results instead of the tables
+    before: Path | None = None  # only for start: an earlier checkout to compare with
+    accuracy: Annotated[AccuracySettings, tyro.conf.OmitArgPrefixes] = field(
+        default_factory=AccuracySettings
     )  # only for accuracy
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not self.seconds > 0:
-            raise UserError(f"{self.rounds} rounds, {self.seconds:g} seconds; give more than 0")
+            raise UserError(
+                f"{self.rounds} rounds, {self.seconds:g} seconds; both must be greater than 0"
+            )
 
 
 def main(settings: Settings) -> None:
-    """Speed, memory and accuracy of Vitrail and its peers, in one run."""
-    needed = dict.fromkeys(package for name in settings.names for package in NEEDED[name])
-    if lacking := [package for package in needed if find_spec(package) is None]:
-        raise UserError(f"{', '.join(lacking)} not installed; `make bench` brings all the peers")
-    shares = {name: MINUTES.get(name, settings.contest.total) for name in settings.names}
-    found: dict[Name, dict[str, Any]] = {}
+    """Measures the speed, memory and accuracy of Vitrail and its peers."""
+    required = dict.fromkeys(package for name in settings.names for package in REQUIRED[name])
+    if missing := [package for package in required if find_spec(package) is None]:
+        raise UserError(f"{', '.join(missing)} not installed; `make bench` installs all peers")
+    minutes = {name: MINUTES.get(name, settings.accuracy.total) for name in settings.names}
+    results: dict[Name, dict[str, Any]] = {}
     pages: list[str] = []
     with Progress(console=Console(stderr=True)) as progress:
-        bar, before = progress.add_task("", total=sum(shares.values())), 0.0
+        bar, before = progress.add_task("", total=sum(minutes.values())), 0.0
         for name in settings.names:
 
-            def tick(share: float, words: str, name: Name = name, before: float = before) -> None:
-                done = before + share * shares[name]
-                progress.update(bar, completed=done, description=f"{name}: {words}")
+            def show(done: float, activity: str, name: Name = name, before: float = before) -> None:
+                completed = before + done * minutes[name]
+                progress.update(bar, completed=completed, description=f"{name}: {activity}")
 
-            result = run(name, settings, tick)
-            pages.append(report.keep(result, settings.out))
-            found[name] = result
-            before += shares[name]
-    print(json.dumps(found, indent=1) if settings.json else "\n".join(pages))
+            results[name] = run(name, settings, show)
+            pages.append(report.write_result(results[name], settings.out))
+            before += minutes[name]
+    print(json.dumps(results, indent=1) if settings.json else "\n".join(pages))
 
 
-def run(name: Name, settings: Settings, tick: Tick) -> dict[str, Any]:
+def run(name: Name, settings: Settings, progress: OnProgress) -> dict[str, Any]:
     import torch
 
     bench = import_module(f"bench.{name.replace('-', '_')}")
     budget = Budget(rounds=settings.rounds, seconds=settings.seconds)
-    place = report.surroundings(torch.get_num_threads())
+    environment = report.describe_environment(torch.get_num_threads())
     start = time.monotonic()
     if name == "accuracy":
-        found = bench.run(settings.contest, tick)
+        result = bench.run(settings.accuracy, progress)
     elif name == "start":
-        found = bench.run(budget, tick, settings.before)
+        result = bench.run(budget, progress, settings.before)
     else:
-        found = bench.run(budget, tick)
-    return {"name": name, **place, "seconds": round(time.monotonic() - start), **found}
+        result = bench.run(budget, progress)
+    return {"name": name, **environment, "seconds": round(time.monotonic() - start), **result}
 
 
 if __name__ == "__main__":

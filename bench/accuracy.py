@@ -1,7 +1,7 @@
-"""Accuracy over time: our default against every peer's model and recipe in the same minutes.
+"""Accuracy over time: Vitrail's default against each peer's model and recipe, at equal minutes.
 
-Every entry is one training in a process of its own that leaves one JSON file in the work folder;
-finished ones are not repeated.
+Every entry is one training run in its own process; its result is a JSON file in the work folder.
+Finished entries are not repeated.
 """
 
 import json
@@ -18,138 +18,140 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.alone import ROOT
-from bench.measure import Tick
-from bench.recipes import RATES, RECIPES
-from bench.report import origin
+from bench.measure import OnProgress
+from bench.process import ROOT
+from bench.recipes import LEARNING_RATES, RECIPES
+from bench.report import describe_code
 from vitrail.errors import UserError
 from vitrail.files import write_file
 
 OURS = "vitrail"
 CORES = len(os.sched_getaffinity(0))
-LESS = (0.5, 0.25)  # parts of the minutes in which ours is run too, with one seed
-SHORT = 1.0  # but no minutes below this, which start, timing and tests would fill
-# threads that wait for each other sleep instead of spinning: `vitrail train` wants it so on a
-# shared machine, and what holds for us holds for all
+SHORTER = (0.5, 0.25)  # fractions of the minutes; Vitrail also trains for these, with one seed
+MIN_MINUTES = 1.0  # start, planning and test take too large a part of anything shorter
+# waiting threads sleep instead of spinning, as in `vitrail train` on a shared machine; for all
 ENVIRONMENT = {"GOMP_SPINCOUNT": "0"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contest:
-    minutes: float = 10  # accuracy: of training for each entry
-    set: tuple[str, ...] = ("cifar10", "fashion-mnist")  # accuracy: built-in sets
-    seeds: int = 3  # accuracy: runs of ours
-    jobs: int = 1  # accuracy: entries at the same time, each with its share of the cores
-    work: Path = Path("runs/bench-accuracy")  # accuracy: folder of finished entries
+class AccuracySettings:
+    minutes: float = 10  # only for accuracy: training time of each entry
+    set: tuple[str, ...] = ("cifar10", "fashion-mnist")  # only for accuracy: built-in data sets
+    seeds: int = 3  # only for accuracy: Vitrail's runs, each with its own random seed
+    jobs: int = 1  # only for accuracy: entries at the same time; they share the cores equally
+    work: Path = Path("runs/bench-accuracy")  # only for accuracy: folder of finished entries
 
     def __post_init__(self) -> None:
         if not self.minutes > 0 or self.seeds < 1 or not self.set or self.jobs < 1:
             raise UserError(
                 f"{self.minutes:g} minutes, {self.seeds} seeds, {self.jobs} jobs, "
-                f"{len(self.set)} sets; give more than 0 of each"
+                f"{len(self.set)} data sets; every number must be greater than 0"
             )
         if self.jobs > CORES:
-            raise UserError(f"{self.jobs} jobs on {CORES} cores; give each at least one")
+            raise UserError(f"{self.jobs} jobs on {CORES} cores; use at most {CORES} jobs")
 
     @property
     def threads(self) -> int:
-        """Of each entry."""
+        """Per entry."""
         return CORES // self.jobs
 
     @property
     def total(self) -> float:
-        """Minutes of all entries together, but for looks and tests."""
+        """Minutes of all entries, without the peers' evaluations."""
         return sum(entry.minutes for entry in self.entries())
 
     def entries(self) -> list["Entry"]:
-        found = []
+        entries = []
         for data in self.set:
-            entry = Entry(data=data, who=OURS, minutes=self.minutes, threads=self.threads)
-            found += [replace(entry, seed=seed) for seed in range(self.seeds)]
-            shorter = [part * self.minutes for part in LESS]
-            found += [replace(entry, minutes=less) for less in shorter if less >= SHORT]
-            for who, recipe in RECIPES.items():
-                found += [replace(entry, who=who, lr=lr) for lr in sorted({recipe.lr, *RATES})]
-        return found
+            entry = Entry(data=data, contender=OURS, minutes=self.minutes, threads=self.threads)
+            entries += [replace(entry, seed=seed) for seed in range(self.seeds)]
+            shorter = [fraction * self.minutes for fraction in SHORTER]
+            entries += [replace(entry, minutes=m) for m in shorter if m >= MIN_MINUTES]
+            for peer, recipe in RECIPES.items():
+                rates = sorted({recipe.lr, *LEARNING_RATES})
+                entries += [replace(entry, contender=peer, lr=lr) for lr in rates]
+        return entries
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     data: str
-    who: str
+    contender: str
     minutes: float
     threads: int
     seed: int = 0
-    lr: float | None = None  # None for ours, which chooses itself
+    lr: float | None = None  # None for Vitrail, which chooses it
 
     def __str__(self) -> str:
-        last = f"seed {self.seed}" if self.lr is None else f"rate {self.lr:g}"
-        return f"{self.data}, {self.who}, {self.minutes:g} min, {last}"
+        last = f"seed {self.seed}" if self.lr is None else f"lr {self.lr:g}"
+        return f"{self.data}, {self.contender}, {self.minutes:g} min, {last}"
 
     @property
     def file(self) -> str:
         return f"{self}, {self.threads} threads.json".replace(", ", "_").replace(" ", "-")
 
 
-def run(contest: Contest, tick: Tick) -> dict[str, Any]:
-    work = contest.work.absolute()
+def run(settings: AccuracySettings, progress: OnProgress) -> dict[str, Any]:
+    work = settings.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
-    entries = contest.entries()
-    spent, stop = dict.fromkeys(entries, 0.0), threading.Event()
+    entries = settings.entries()
+    minutes, stop = dict.fromkeys(entries, 0.0), threading.Event()
 
-    def advance(entry: Entry, part: float) -> None:
+    def advance(entry: Entry, fraction: float) -> None:
         if stop.is_set():
-            raise UserError(f"{entry} was stopped")  # and its process with it
-        spent[entry] = min(1.0, part) * entry.minutes
-        tick(sum(spent.values()) / contest.total, str(entry))
+            raise UserError(f"{entry} was stopped")  # which terminates its process
+        minutes[entry] = min(1.0, fraction) * entry.minutes
+        progress(sum(minutes.values()) / settings.total, str(entry))
 
-    def take(entry: Entry) -> dict[str, Any]:
+    def run_entry(entry: Entry) -> dict[str, Any]:
         path = work / entry.file
         if not path.is_file():
-            (ours if entry.who == OURS else theirs)(entry, path, partial(advance, entry))
+            train = train_vitrail if entry.contender == OURS else train_peer
+            train(entry, path, partial(advance, entry))
         advance(entry, 1.0)
         result: dict[str, Any] = json.loads(path.read_text())
         return result
 
-    pool = ThreadPoolExecutor(contest.jobs)
+    pool = ThreadPoolExecutor(settings.jobs)
     try:
-        results = list(pool.map(take, entries))
+        results = list(pool.map(run_entry, entries))
     except (KeyboardInterrupt, SystemExit):
         stop.set()
         raise
     finally:
-        pool.shutdown(cancel_futures=True)  # after an error, those that run come to their end
-    sets: dict[str, list[dict[str, Any]]] = {data: [] for data in contest.set}
+        pool.shutdown(cancel_futures=True)  # after an error, running entries finish
+    sets: dict[str, list[dict[str, Any]]] = {data: [] for data in settings.set}
     for entry, result in zip(entries, results, strict=True):
         sets[entry.data].append(result)
     return {
-        "minutes": contest.minutes,
-        "jobs": contest.jobs,
-        "threads": contest.threads,
+        "minutes": settings.minutes,
+        "jobs": settings.jobs,
+        "threads": settings.threads,
         "sets": sets,
     }
 
 
-def ours(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
-    """What anybody gets: `vitrail train SET --minutes M`; the clock is that of its journal."""
+def train_vitrail(entry: Entry, path: Path, on_progress: Callable[[float], None]) -> None:
+    """Runs `vitrail train SET --minutes M`; the times of the curve are those of the run's log."""
     from vitrail.model.config import ViTConfig
     from vitrail.model.cost import count_parameters
     from vitrail.run.journal import read_journal
-    from vitrail.run.recipe import settings_from_dict, read_recipe
+    from vitrail.run.recipe import read_recipe, settings_from_dict
 
-    folder, about = path.with_suffix(""), origin()
-    shutil.rmtree(folder, ignore_errors=True)  # of an entry that was interrupted
-    words = ["vitrail", "train", entry.data, "--minutes", f"{entry.minutes:g}"]
-    perform([*words, "--seed", str(entry.seed), "--out", str(folder)], entry, path, follow)
+    folder, code = path.with_suffix(""), describe_code()
+    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted entry
+    command = ["vitrail", "train", entry.data, "--minutes", f"{entry.minutes:g}"]
+    command += ["--seed", str(entry.seed), "--out", str(folder)]
+    run_module(command, entry, path, on_progress)
     metrics = json.loads((folder / "metrics.json").read_text())
     recipe = read_recipe(folder / "recipe.toml")
-    looks = [
+    curve = [
         [line["seconds"], line["val_accuracy"]]
         for line in read_journal(folder / "log.jsonl")
         if line["kind"] == "epoch" and line["val_accuracy"] is not None
     ]
     result = {
-        "who": OURS,
+        "contender": OURS,
         "lr": recipe["train"]["lr"],
         "seed": entry.seed,
         "minutes": entry.minutes,
@@ -157,38 +159,40 @@ def ours(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
         "batch": recipe["train"]["batch"],
         "steps": metrics["steps"],
         "seconds": metrics["seconds"],
-        "curve": looks,
+        "curve": curve,
         "val": metrics["val"]["accuracy"],
         "test": metrics["test"]["accuracy"],
-        **about,
+        **code,
     }
     write_file(path, json.dumps(result, indent=1) + "\n")
 
 
-def theirs(entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
-    lesson = asdict(entry)
-    lesson["peer"] = lesson.pop("who")
-    del lesson["threads"]
-    perform(["bench.pupil", json.dumps(lesson), str(path)], entry, path, follow)
+def train_peer(entry: Entry, path: Path, on_progress: Callable[[float], None]) -> None:
+    job = asdict(entry)
+    job["peer"] = job.pop("contender")
+    del job["threads"]
+    run_module(["bench.train_peer", json.dumps(job), str(path)], entry, path, on_progress)
 
 
-def perform(words: list[str], entry: Entry, path: Path, follow: Callable[[float], None]) -> None:
-    """Runs a module to its end; what it says goes into a log beside the result."""
+def run_module(
+    command: list[str], entry: Entry, path: Path, on_progress: Callable[[float], None]
+) -> None:
+    """Runs a Python module to its end; its output goes to a log beside the result."""
     log, start = path.with_suffix(".log"), time.monotonic()
-    with log.open("w") as said:
+    with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", *words],
+            [sys.executable, "-W", "ignore", "-m", *command],
             env=os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": str(entry.threads)},
             cwd=ROOT,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
         )
         try:
             while process.poll() is None:
-                follow((time.monotonic() - start) / (60 * entry.minutes))
+                on_progress((time.monotonic() - start) / (60 * entry.minutes))
                 time.sleep(0.5)
         finally:
             process.terminate()
             process.wait()
     if process.returncode:
-        raise UserError(f"{entry} failed with code {process.returncode}; {log} says why")
+        raise UserError(f"{entry} failed with exit code {process.returncode}; see {log}")

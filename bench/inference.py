@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from bench import runtime
-from bench.alone import in_turn
-from bench.limit import LIMIT, limit
-from bench.measure import Budget, Tick
+from bench import onnx_runtime
+from bench.matmuls import MATMULS, prepare_matmuls
+from bench.measure import Budget, OnProgress
 from bench.peers import PEERS
+from bench.process import measure_models
 from vitrail.zoo.presets import preset
 
 CASES = [
@@ -23,23 +23,23 @@ CASES = [
     ("Mini/4", 1),
     ("Mini/4", 128),
 ]
-RUNTIMES = [runtime.NAME]  # measured beside the eager peers, not among them
+RUNTIMES = [onnx_runtime.NAME]  # contenders that are not eager PyTorch
 
 
-def run(budget: Budget, tick: Tick) -> dict[str, Any]:
-    contenders = [*PEERS, *RUNTIMES, LIMIT]
+def run(budget: Budget, progress: OnProgress) -> dict[str, Any]:
+    contenders = [*PEERS, *RUNTIMES, MATMULS]
     with tempfile.TemporaryDirectory() as folder:
         if RUNTIMES:
             for name in dict.fromkeys(name for name, _ in CASES):
-                tick(0.0, f"{name} to ONNX")
-                runtime.export(name, folder)
-        return {"cases": in_turn("inference", contenders, CASES, budget, tick, folder)}
+                progress(0.0, f"exporting {name} to ONNX")
+                onnx_runtime.export_onnx(name, folder)
+        return {"cases": measure_models("inference", contenders, CASES, budget, progress, folder)}
 
 
 def prepare(contender: str, name: str, batch: int) -> Callable[[], object]:
     config = preset(name)
-    if contender == LIMIT:
-        return limit(config, batch)
+    if contender == MATMULS:
+        return prepare_matmuls(config, batch)
     torch.manual_seed(0)
     model = PEERS[contender](config).eval()
     images = torch.randn(batch, config.channels, *config.size)

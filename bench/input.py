@@ -24,9 +24,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bench.alone import all_alone, turns
-from bench.measure import Budget, Case, Task, Tick, measure
-from bench.peers import mend_torchvision
+from bench.measure import Budget, Case, OnProgress, Task, measure
+from bench.peers import patch_torchvision
+from bench.process import interleave_processes, start_processes
 from vitrail.data.config import Augment, DataConfig, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import Item
@@ -124,7 +124,7 @@ class TinySource:
 
     def __init__(self, pixels: NDArray[np.uint8]):
         self.pixels = pixels
-        self.labels = self.sizes = self.dates = np.zeros(len(pixels), np.int64)
+        self.labels = self.sizes = self.mtimes = np.zeros(len(pixels), np.int64)
         self.splits = np.full(len(pixels), "train")
         self.ids = [str(number) for number in range(len(pixels))]
         self.ignored: dict[str, str] = {}
@@ -150,7 +150,7 @@ def pillow_batches(source: FileSource, workers: int) -> StartEpoch:
 
 def timm_batches(source: FileSource, workers: int) -> StartEpoch:
     """timm's own loader: images stay uint8 until the whole batch is normalised."""
-    mend_torchvision()
+    patch_torchvision()
     from timm.data import ImageDataset, create_loader
 
     loader = create_loader(
@@ -173,7 +173,7 @@ def timm_batches(source: FileSource, workers: int) -> StartEpoch:
 
 def torchvision_batches(source: FileSource, workers: int) -> StartEpoch:
     """As in torchvision's guide: from Pillow to uint8 first, to float last."""
-    mend_torchvision()
+    patch_torchvision()
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
@@ -198,7 +198,7 @@ def pillow_tiny_batches(pixels: NDArray[np.uint8]) -> StartEpoch:
 
 
 def torchvision_tiny_batches(pixels: NDArray[np.uint8]) -> StartEpoch:
-    mend_torchvision()
+    patch_torchvision()
     from torchvision.transforms import v2
 
     steps = [
@@ -236,26 +236,26 @@ TINY_LOADERS: dict[str, Callable[[NDArray[np.uint8]], StartEpoch]] = {
 }
 
 
-def run(budget: Budget, tick: Tick) -> dict[str, Any]:
-    budget = replace(budget, fewest=MIN_ROUNDS)
-    with tempfile.TemporaryDirectory() as folder, all_alone("input", LOADERS) as processes:
-        tick(0.0, f"making {IMAGES} photos")
+def run(budget: Budget, progress: OnProgress) -> dict[str, Any]:
+    budget = replace(budget, min_rounds=MIN_ROUNDS)
+    with tempfile.TemporaryDirectory() as folder, start_processes("input", LOADERS) as processes:
+        progress(0.0, f"making {IMAGES} photos")
         make_photos(Path(folder), IMAGES, PHOTOS)
         tiny = {name: process for name, process in processes.items() if name in TINY_LOADERS}
         cases = [
             Case(
                 label=label,
                 unit="images/s",
-                measure=partial(turns, who, (label, images, WORKERS, folder)),
+                measure=partial(interleave_processes, loaders, (label, images, WORKERS, folder)),
                 images=images,
             )
-            for label, who, images in (
+            for label, loaders, images in (
                 (FIRST_EPOCH, processes, IMAGES // 64 * 64),
                 (LATER_EPOCH, processes, IMAGES // 64 * 64),
                 (TINY_CASE, tiny, TINY_IMAGES),
             )
         ]
-        return {"cases": measure(cases, budget, tick)}
+        return {"cases": measure(cases, budget, progress)}
 
 
 def prepare(contender: str, label: str, images: int, workers: int, folder: str) -> Task:

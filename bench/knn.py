@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.alone import all_alone, turns
-from bench.measure import Budget, Case, Tick, measure
+from bench.measure import Budget, Case, OnProgress, measure
+from bench.process import interleave_processes, start_processes
 from vitrail.heads.knn import Metric, NeighbourSearch
 
 METRICS: tuple[Metric, ...] = ("cosine", "euclidean")
@@ -19,20 +19,21 @@ CONTENDERS = ("vitrail", "scikit-learn")
 Neighbours = tuple[NDArray[np.float64], NDArray[np.int64]]  # distances, indices
 
 
-def run(budget: Budget, tick: Tick) -> dict[str, Any]:
-    with all_alone("knn", CONTENDERS) as processes:
+def run(budget: Budget, progress: OnProgress) -> dict[str, Any]:
+    with start_processes("knn", CONTENDERS) as processes:
         cases = [
             Case(
-                label=f"{QUERIES:,} images among {IMAGES:,}, {metric}",
+                label=f"{QUERIES:,} queries, {IMAGES:,} images, {metric}",
                 unit="s",
-                measure=partial(turns, processes, (metric, IMAGES, QUERIES)),
+                measure=partial(interleave_processes, processes, (metric, IMAGES, QUERIES)),
             )
             for metric in METRICS
         ]
-        measured = measure(cases, budget, tick)
-    same = {metric: measure_agreement(metric) for metric in METRICS}
-    shares = ", ".join(f"{share:.2%} ({metric})" for metric, share in same.items())
-    return {"cases": measured, "note": f"Neighbours in common: {shares}.", "same": same}
+        measured = measure(cases, budget, progress)
+    agreement = {metric: measure_agreement(metric) for metric in METRICS}
+    listed = ", ".join(f"{fraction:.2%} ({metric})" for metric, fraction in agreement.items())
+    note = f"Neighbours in common: {listed}."
+    return {"cases": measured, "note": note, "agreement": agreement}
 
 
 def prepare(contender: str, metric: Metric, images: int, queries: int) -> Callable[[], Neighbours]:

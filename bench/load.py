@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.alone import ROOT, forget_peak, resident
-from bench.measure import Budget, Case, Tick, Times, measure
+from bench.measure import Budget, Case, OnProgress, Times, measure
+from bench.process import ROOT, reset_peak_memory, resident_memory
 
 MODEL = "B/16"
 ROUNDS = 2  # processes of each contender per repeat, interleaved
@@ -24,9 +24,9 @@ OWNERS = {  # the libraries that load each layout, besides Vitrail
 Measurements = dict[str, dict[str, list[dict[str, float]]]]  # by layout, contender and round
 
 
-def run(budget: Budget, tick: Tick) -> dict[str, Any]:
+def run(budget: Budget, progress: OnProgress) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        tick(0.0, f"{MODEL} in every layout")
+        progress(0.0, f"writing {MODEL} in every layout")
         run_process("write", MODEL, folder)
         measurements: Measurements = {}
         cases = []
@@ -34,22 +34,22 @@ def run(budget: Budget, tick: Tick) -> dict[str, Any]:
             label = f"{MODEL}, {layout} layout"
             cases += [
                 Case(
-                    label=f"{label}, loaded",
+                    label=f"{label}, load",
                     unit="s",
                     measure=partial(measure_layout, layout, folder, measurements),
                 ),
                 Case(
-                    label=f"{label}, first answer",
+                    label=f"{label}, load and first prediction",
                     unit="s",
-                    measure=partial(select_metric, layout, "answered", measurements),
+                    measure=partial(select_metric, layout, "predicted", measurements),
                 ),
                 Case(
-                    label=f"{label}, peak over file",
+                    label=f"{label}, peak memory / file size",
                     unit="x",
                     measure=partial(select_metric, layout, "memory", measurements),
                 ),
             ]
-        return {"cases": measure(cases, budget, tick)}
+        return {"cases": measure(cases, budget, progress)}
 
 
 def measure_layout(layout: str, folder: str, measurements: Measurements, budget: Budget) -> Times:
@@ -107,9 +107,9 @@ def load_with(library: str, path: Path) -> tuple[float, Any]:
         from vitrail.zoo.load import load_weights
 
         return time.perf_counter(), load_weights(path).model
-    from bench.peers import mend_torchvision
+    from bench.peers import patch_torchvision
 
-    mend_torchvision()
+    patch_torchvision()
     if library == "timm":
         import timm
 
@@ -132,15 +132,17 @@ def measure_load(library: str, layout: str, folder: Path) -> None:
 
     path = folder / layout
     path = path if path.is_dir() else next(folder.glob(f"{layout}.*"))
-    before = forget_peak()
+    before = reset_peak_memory()
     start, model = load_with(library, path)
     loaded = time.perf_counter() - start
     with torch.inference_mode():
         model(torch.zeros(1, 3, 224, 224))
-    answered = time.perf_counter() - start
-    peak = resident("VmHWM") - before  # after a forward, which also reads memory-mapped files
+    predicted = time.perf_counter() - start
+    peak = (
+        resident_memory("VmHWM") - before
+    )  # after a forward, which also reads memory-mapped files
     size = (path / "model.safetensors" if path.is_dir() else path).stat().st_size / 2**20
-    print(json.dumps({"seconds": loaded, "answered": answered, "memory": peak / size}))
+    print(json.dumps({"seconds": loaded, "predicted": predicted, "memory": peak / size}))
 
 
 if __name__ == "__main__":

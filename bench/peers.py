@@ -1,4 +1,4 @@
-"""The same architecture as each peer builds it, with random weights."""
+"""The same architecture built by each library, with random weights."""
 
 from collections.abc import Callable
 
@@ -7,17 +7,17 @@ from torch import Tensor, nn
 
 from vitrail.model.config import ViTConfig
 
-KEPT: list[torch.library.Library] = []  # a library takes its operators with it when it is collected
+LIBRARIES: list[torch.library.Library] = []  # a library that is collected removes its operators
 
 
-def ours(config: ViTConfig) -> nn.Module:
+def build_vitrail(config: ViTConfig) -> nn.Module:
     from vitrail.model.vit import ViT
 
     return ViT(config)
 
 
-def timm(config: ViTConfig) -> nn.Module:
-    mend_torchvision()  # timm imports torchvision
+def build_timm(config: ViTConfig) -> nn.Module:
+    patch_torchvision()  # timm imports torchvision
     from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(
@@ -31,8 +31,8 @@ def timm(config: ViTConfig) -> nn.Module:
     )
 
 
-def hugging_face(config: ViTConfig) -> nn.Module:
-    mend_torchvision()  # transformers looks for torchvision and trips over a broken one
+def build_transformers(config: ViTConfig) -> nn.Module:
+    patch_torchvision()  # transformers imports torchvision if it is installed
     from transformers import ViTConfig as Settings
     from transformers import ViTForImageClassification
 
@@ -45,14 +45,14 @@ def hugging_face(config: ViTConfig) -> nn.Module:
         num_hidden_layers=config.depth,
         num_attention_heads=config.heads,
         intermediate_size=config.hidden,
-        attn_implementation="sdpa",  # the faster one of its two
+        attn_implementation="sdpa",  # the faster of its two implementations
     )
     return Logits(ViTForImageClassification(settings))
 
 
-def vit_pytorch(config: ViTConfig) -> nn.Module:
-    """Without biases of queries, keys and values, with two norms more around the patches."""
-    mend_torchvision()  # its package imports torchvision for other models
+def build_vit_pytorch(config: ViTConfig) -> nn.Module:
+    """Has no bias in qkv, and two more norms around the patch projection."""
+    patch_torchvision()  # the package imports torchvision for its other models
     from vit_pytorch.vit import ViT as Peer
 
     return Peer(
@@ -68,8 +68,8 @@ def vit_pytorch(config: ViTConfig) -> nn.Module:
     )
 
 
-def torchvision(config: ViTConfig) -> nn.Module:
-    mend_torchvision()
+def build_torchvision(config: ViTConfig) -> nn.Module:
+    patch_torchvision()
     from torchvision.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(
@@ -84,7 +84,7 @@ def torchvision(config: ViTConfig) -> nn.Module:
 
 
 class Logits(nn.Module):
-    """Hugging Face answers with an object; only its logits are wanted."""
+    """Extracts the logits from the output object of Hugging Face."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -94,23 +94,23 @@ class Logits(nn.Module):
         return self.model(x).logits
 
 
-def mend_torchvision() -> None:
-    """Makes `import torchvision` work beside a CPU-only torch, where its compiled part won't load.
+def patch_torchvision() -> None:
+    """Makes `import torchvision` work with a torch that cannot load its compiled operators.
 
-    All it misses at import are two operators that it describes; no ViT calls them.
+    The import needs the definitions of two operators, which no ViT calls.
     """
     try:
         import torchvision  # noqa: F401
     except RuntimeError:  # operator torchvision::nms does not exist
-        KEPT.append(torch.library.Library("torchvision", "DEF"))
+        LIBRARIES.append(torch.library.Library("torchvision", "DEF"))
         for name in ("nms", "qnms"):
-            KEPT[-1].define(f"{name}(Tensor boxes, Tensor scores, float overlap) -> Tensor")
+            LIBRARIES[-1].define(f"{name}(Tensor boxes, Tensor scores, float overlap) -> Tensor")
 
 
 PEERS: dict[str, Callable[[ViTConfig], nn.Module]] = {
-    "vitrail": ours,
-    "timm": timm,
-    "transformers": hugging_face,
-    "vit-pytorch": vit_pytorch,
-    "torchvision": torchvision,
+    "vitrail": build_vitrail,
+    "timm": build_timm,
+    "transformers": build_transformers,
+    "vit-pytorch": build_vit_pytorch,
+    "torchvision": build_torchvision,
 }

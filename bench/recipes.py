@@ -1,4 +1,4 @@
-"""How each peer is trained where it was published, with the length left open."""
+"""The published training recipe of each peer, for any training time."""
 
 import math
 from dataclasses import dataclass
@@ -6,34 +6,35 @@ from typing import Literal
 
 from vitrail.data.config import Augment
 
-RATES = (3e-4, 1e-3, 3e-3)  # every peer also gets the best of these, chosen on validation images
+# every peer also trains with these; the best is chosen by validation accuracy
+LEARNING_RATES = (3e-4, 1e-3, 3e-3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    lr: float  # at its peak
+    lr: float  # peak learning rate
     batch: int
     optimizer: Literal["adam", "adamw"]
     weight_decay: float = 0.0
     schedule: Literal["constant", "linear", "cosine"]
-    warmup: float = 0.0  # part of the time in which the rate rises in a line
-    final: float = 0.0  # rate at the end, as a part of the peak
-    smoothing: float = 0.0
+    warmup: float = 0.0  # fraction of the time with a linearly rising learning rate
+    final: float = 0.0  # final learning rate as a fraction of the peak
+    smoothing: float = 0.0  # of the labels
     dropout: float = 0.0
-    clip: float = 0.0  # longest gradient; 0 shortens none
+    clip: float = 0.0  # maximum gradient norm; 0 disables clipping
     augment: Augment
     origin: str  # where it was published
 
 
 RECIPES = {
-    "seeds": Recipe(
+    "tutorial": Recipe(
         lr=1e-3,
         batch=128,
         optimizer="adamw",
         weight_decay=0.01,  # torch's default
         schedule="constant",
         augment=Augment(),
-        origin="the seeds: AdamW, constant rate, [CLS], images as they are",
+        origin="common from-scratch tutorials: AdamW, constant learning rate, no augmentation",
     ),
     "vit-pytorch": Recipe(
         lr=1e-4,
@@ -51,7 +52,7 @@ RECIPES = {
         schedule="linear",
         clip=1.0,
         augment=Augment(),
-        origin="the defaults of its Trainer: it publishes no recipe for training from scratch",
+        origin="the defaults of its Trainer; there is no published recipe from scratch",
     ),
     "timm": Recipe(
         lr=5e-4,
@@ -60,7 +61,7 @@ RECIPES = {
         weight_decay=3e-2,
         schedule="cosine",
         warmup=10 / 200,
-        final=0.02,  # 1e-5
+        final=0.02,  # 1e-5 at the published peak
         smoothing=0.1,
         augment=Augment(
             flip=0.5, scale=0.8, policy="rand", magnitude=0.3, erase=0.25, mixup=0.8, cutmix=1.0
@@ -70,12 +71,14 @@ RECIPES = {
 }
 
 
-def rate(done: float, recipe: Recipe, peak: float) -> float:
-    """The learning rate when that part of the time is over."""
+def learning_rate(done: float, recipe: Recipe, peak: float) -> float:
+    """The learning rate after the fraction `done` of the time."""
     if done < recipe.warmup:
         return peak * done / recipe.warmup
     if recipe.schedule == "constant":
         return peak
-    fallen = (done - recipe.warmup) / (1 - recipe.warmup)
-    left = 1 - fallen if recipe.schedule == "linear" else (1 + math.cos(math.pi * fallen)) / 2
-    return peak * (recipe.final + (1 - recipe.final) * left)
+    decayed = (done - recipe.warmup) / (1 - recipe.warmup)
+    remaining = (
+        1 - decayed if recipe.schedule == "linear" else (1 + math.cos(math.pi * decayed)) / 2
+    )
+    return peak * (recipe.final + (1 - recipe.final) * remaining)

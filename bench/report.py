@@ -1,8 +1,8 @@
-"""Results on paper: what was measured on which machine, as JSON, a table and a plot.
+"""Writes results as JSON, a Markdown table and an SVG plot.
 
     python -m bench.report [NAME ...]
 
-makes table and plot of each JSON in bench/results again, and prints the tables for README.
+rewrites table and plot from each JSON file in bench/results, and prints the tables.
 """
 
 import io
@@ -14,9 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench import curves, runtime
-from bench.alone import ROOT
-from bench.limit import LIMIT
+from bench import onnx_runtime
+from bench.curves import accuracy_table, plot_accuracy
+from bench.matmuls import MATMULS
+from bench.process import ROOT
 from vitrail.errors import UserError
 from vitrail.files import write_file
 
@@ -34,201 +35,213 @@ PACKAGES = (
     "vitrail",
 )
 SCALES = {"ms": 1e3, "s": 1.0, "MB": 1.0, "x": 1.0}
-WORDS = {"ms": "milliseconds", "s": "seconds", "MB": "megabytes", "x": "times the file's size"}
+UNITS = {
+    "ms": "milliseconds",
+    "s": "seconds",
+    "MB": "megabytes",
+    "x": "multiples of the file size",
+    "images/s": "images per second",
+}
 
 RATIO = (
-    "In brackets: {what} over ours, round by round, ± half the distance of its quartiles; "
-    "above 1 {worse}."
+    "In parentheses: the ratio of the contender's {quantity} to Vitrail's, as the median over "
+    "rounds ± half the interquartile range; above 1, {meaning}."
 )
 
 
-def surroundings(threads: int) -> dict[str, Any]:
-    """The machine without its name, the versions, the commit."""
+def describe_environment(threads: int) -> dict[str, Any]:
+    """The machine without its host name, package versions, and the commit."""
     cpu = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             cpu = line.partition(":")[2].strip()
     machine = {"cpu": cpu, "threads": threads, "system": platform.system()}
-    return {"machine": machine, **origin()}
+    return {"machine": machine, **describe_code()}
 
 
-def origin() -> dict[str, Any]:
-    """What was measured: ask before it is, for the files may change meanwhile."""
-    return {"versions": versions(), "commit": commit()}
+def describe_code() -> dict[str, Any]:
+    """Package versions and commit; call it before a measurement, during which files may change."""
+    return {"versions": package_versions(), "commit": current_commit()}
 
 
-def versions() -> dict[str, str]:
-    """Of Python, and of all the packages that are installed."""
+def package_versions() -> dict[str, str]:
+    """The versions of Python and of every installed package in PACKAGES."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            continue  # a bench without peers needs none
+            continue  # some benchmarks need no peers
     return found
 
 
-def commit() -> str:
-    """With a + if the code is not quite that of the commit."""
+def current_commit() -> str:
+    """The short hash, with a + if the code has uncommitted changes."""
     try:
-        changed = git("status", "--porcelain", "vitrail", "bench/*.py")
-        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
+        changed = run_git("status", "--porcelain", "vitrail", "bench/*.py")
+        return run_git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    except (
+        OSError,
+        subprocess.CalledProcessError,
+    ):  # git is not installed, or this is not a repository
         return "unknown"
 
 
-def git(*words: str) -> str:
+def run_git(*arguments: str) -> str:
     return subprocess.run(
-        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.strip()
 
 
-def keep(result: dict[str, Any], folder: Path) -> str:
-    """Writes JSON, table and plot of a result, and gives the table."""
-    page = table(result)
+def write_result(result: dict[str, Any], folder: Path) -> str:
+    """Writes JSON, table and plot of a result; returns the table."""
+    page = render_table(result)
     name = result["name"]
     write_file(folder / f"{name}.json", json.dumps(result, indent=1) + "\n")
     write_file(folder / f"{name}.md", page)
-    write_file(folder / f"{name}.svg", plot(result))
+    write_file(folder / f"{name}.svg", render_plot(result))
     return page
 
 
-def table(result: dict[str, Any]) -> str:
-    """The Markdown that stands in README."""
+def render_table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
     if "sets" in result:
-        return "\n".join([curves.table(result), "", footer(result), ""])
+        return "\n".join([accuracy_table(result), "", format_origin(result), ""])
     contenders = list(dict.fromkeys(name for case in result["cases"] for name in case["rows"]))
-    lines = [header(result["name"], contenders)]
+    lines = [format_header(result["name"], contenders)]
     for case in result["cases"]:
         cells = [
-            cell(case, name, case["rows"][name]) if name in case["rows"] else ""
+            format_cell(case, name, case["rows"][name]) if name in case["rows"] else ""
             for name in contenders
         ]
         lines.append(f"| {case['label']} | {' | '.join(cells)} |")
-    lines += ["", legend(result, contenders)]
-    for where in result.get("where", []):
-        lines += ["", shares_table(where)]
-    return "\n".join([*lines, "", footer(result), "", noise(result), ""])
+    lines += ["", format_legend(result, contenders)]
+    for profile in result.get("profiles", []):
+        lines += ["", profile_table(profile)]
+    return "\n".join([*lines, "", format_origin(result), "", describe_noise(result), ""])
 
 
-def header(title: str, columns: list[str]) -> str:
+def format_header(title: str, columns: list[str]) -> str:
     return f"| {title} | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}"
 
 
-def cell(case: dict[str, Any], name: str, row: dict[str, Any]) -> str:
+def format_cell(case: dict[str, Any], name: str, row: dict[str, Any]) -> str:
     if case["unit"] == "images/s":
-        shown = number(case["images"] / row["median"])
+        shown = format_number(case["images"] / row["median"])
     else:
-        shown = number(row["median"] * SCALES[case["unit"]])
+        shown = format_number(row["median"] * SCALES[case["unit"]])
     if name == "vitrail":
         return shown
     return f"{shown} ({row['ratio']:.2f} ± {row['spread'] / 2:.2f})"
 
 
-def number(value: float) -> str:
-    """Three digits, or all before the point."""
+def format_number(value: float) -> str:
+    """Three significant digits, but never fewer than those before the decimal point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def legend(result: dict[str, Any], contenders: list[str]) -> str:
+def format_legend(result: dict[str, Any], contenders: list[str]) -> str:
     units = list(dict.fromkeys(case["unit"] for case in result["cases"]))
-    told = " or ".join(WORDS.get(unit, "images per second") for unit in units)
-    what, worse = ("their time", "they are slower than we are")
+    shown = " or ".join(UNITS[unit] for unit in units)
+    sentences = [f"{shown[0].upper()}{shown[1:]}; medians over all rounds of two repeats."]
+    quantity, meaning = describe_ratio(units)
+    sentences.append(RATIO.format(quantity=quantity, meaning=meaning))
+    if MATMULS in contenders:
+        sentences.append("`matmuls`: only the model's matrix multiplications, a lower bound.")
+    if onnx_runtime.NAME in contenders:
+        sentences.append("`onnxruntime`: Vitrail's model exported to ONNX; the others are eager.")
+    return " ".join([*sentences, result["note"]] if "note" in result else sentences)
+
+
+def describe_ratio(units: list[str]) -> tuple[str, str]:
+    """What the ratio compares, and what a ratio above 1 means."""
     if units == ["MB"]:
-        what, worse = ("their memory", "they need more than we do")
-    words = [f"{told[0].upper()}{told[1:]}, medians of two interleaved repeats."]
-    words.append(RATIO.format(what=what, worse=worse))
-    if LIMIT in contenders:
-        words.append("`limit`: the same matrix products alone.")
-    if runtime.NAME in contenders:
-        words.append("`onnxruntime`: our model exported, as a runtime; the others are eager torch.")
-    return " ".join([*words, result["note"]] if "note" in result else words)
+        return "peak memory", "it needs more"
+    if "x" in units:
+        return "time or memory", "it is slower or needs more"
+    return "time", "it is slower"
 
 
-def shares_table(where: dict[str, Any]) -> str:
-    """Where the time of a step goes."""
-    peers = list(where["rows"])
-    lines = [header(f"where a step's time goes: {where['label']}", peers)]
-    for group in where["rows"][peers[0]]:
-        cells = [f"{where['rows'][peer][group]:.1%}" for peer in peers]
+def profile_table(profile: dict[str, Any]) -> str:
+    """The time of a step by kind of operator."""
+    peers = list(profile["rows"])
+    lines = [format_header(f"profile of a step: {profile['label']}", peers)]
+    for group in profile["rows"][peers[0]]:
+        cells = [f"{profile['rows'][peer][group]:.1%}" for peer in peers]
         lines.append(f"| {group} | {' | '.join(cells)} |")
     lines += [
         "",
-        "`attention` is fused, or its softmax; spelled out, its products are matrix products.",
+        "`attention` is the fused kernel; where attention is not fused, it is only the softmax.",
     ]
     return "\n".join(lines)
 
 
-def footer(result: dict[str, Any]) -> str:
-    """The machine, and what was measured; entries of an accuracy may be of several days."""
+def format_origin(result: dict[str, Any]) -> str:
+    """Machine, versions and commits; the entries of an accuracy benchmark may have several."""
     machine = result["machine"]
     entries = [entry for group in result.get("sets", {}).values() for entry in group] or [result]
     used = [entry["versions"] for entry in entries if "versions" in entry] or [result["versions"]]
-    told = (", ".join(f"{name} {number}" for name, number in one.items()) for one in used)
+    listed = (", ".join(f"{name} {number}" for name, number in one.items()) for one in used)
     commits = list(dict.fromkeys(entry.get("commit", "unknown") for entry in entries))
     return (
-        f"{machine['cpu']}, {machine['threads']} threads; {' or '.join(dict.fromkeys(told))}; "
+        f"{machine['cpu']}, {machine['threads']} threads; {' or '.join(dict.fromkeys(listed))}; "
         f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}."
     )
 
 
-def noise(result: dict[str, Any]) -> str:
-    """Which numbers not to believe."""
-    loose = [
+def describe_noise(result: dict[str, Any]) -> str:
+    """Lists the ratios in which the repeats disagree."""
+    unsteady = [
         f"{name} in {case['label']} ({' and '.join(f'{r:.2f}' for r in row['repeats'])})"
         for case in result["cases"]
         for name, row in case["rows"].items()
         if not row["steady"]
     ]
-    if not loose:
+    if not unsteady:
         return "Both repeats agree within the spread."
-    return f"The machine was too noisy: the two repeats disagree for {', '.join(loose)}."
+    return f"The machine was too noisy: the two repeats disagree for {', '.join(unsteady)}."
 
 
-def plot(result: dict[str, Any]) -> str:
-    """Bars of every contender's number over ours, as SVG; or the curves of an accuracy."""
+def render_plot(result: dict[str, Any]) -> str:
+    """An SVG: bars of every contender's ratio, or the curves of an accuracy benchmark."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "vitrail"  # the same numbers give the same file
     from matplotlib import pyplot
 
-    figure = curves.plot(result) if "sets" in result else bars(result)
+    figure = plot_accuracy(result) if "sets" in result else plot_ratios(result)
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
     pyplot.close(figure)
     return text.getvalue()
 
 
-def bars(result: dict[str, Any]) -> Any:
+def plot_ratios(result: dict[str, Any]) -> Any:
     from matplotlib import pyplot
 
     cases = result["cases"]
     names = list(dict.fromkeys(name for case in cases for name in case["rows"]))
     names.remove("vitrail")
     figure, axes = pyplot.subplots(figsize=(8, 0.8 + 0.8 * len(cases)), layout="constrained")
-    high = 0.8 / max(1, len(names))
+    height = 0.8 / max(1, len(names))
     for i, name in enumerate(names):
-        placed = [(j, case["rows"][name]) for j, case in enumerate(cases) if name in case["rows"]]
+        bars = [(j, case["rows"][name]) for j, case in enumerate(cases) if name in case["rows"]]
         axes.barh(
-            [j + (i - len(names) / 2 + 0.5) * high for j, _ in placed],
-            [row["ratio"] for _, row in placed],
-            high,
-            xerr=[row["spread"] / 2 for _, row in placed],
+            [j + (i - len(names) / 2 + 0.5) * height for j, _ in bars],
+            [row["ratio"] for _, row in bars],
+            height,
+            xerr=[row["spread"] / 2 for _, row in bars],
             error_kw={"elinewidth": 0.8},
-            color="lightgrey" if name == LIMIT else f"C{i}",
-            hatch="//" if name == runtime.NAME else None,
+            color="lightgrey" if name == MATMULS else f"C{i}",
+            hatch="//" if name == onnx_runtime.NAME else None,
             label=name,
         )
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(cases)), [case["label"] for case in cases])
     axes.invert_yaxis()
-    what, more = "time", "slower"
-    if {case["unit"] for case in cases} == {"MB"}:
-        what, more = "memory", "more"
-    axes.set_xlabel(
-        f"{result['name']}: the peer's {what} over vitrail's (right of the line: {more})"
-    )
+    quantity, _ = describe_ratio(list(dict.fromkeys(case["unit"] for case in cases)))
+    axes.set_xlabel(f"{result['name']}: ratio of {quantity} to vitrail (below 1 is better)")
     figure.legend(loc="outside upper center", ncols=max(1, len(names)), frameon=False)
     return figure
 
@@ -236,8 +249,8 @@ def bars(result: dict[str, Any]) -> Any:
 def main(names: list[str]) -> None:
     for path in [RESULTS / f"{name}.json" for name in names] or sorted(RESULTS.glob("*.json")):
         if not path.is_file():
-            raise UserError(f"there is no {path.name}; make it with python -m bench {path.stem}")
-        print(keep(json.loads(path.read_text()), RESULTS))
+            raise UserError(f"{path} does not exist; create it with `python -m bench {path.stem}`")
+        print(write_result(json.loads(path.read_text()), RESULTS))
 
 
 if __name__ == "__main__":

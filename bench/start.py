@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bench.alone import ROOT
-from bench.measure import Budget, Case, Tick, Times, measure
+from bench.measure import Budget, Case, OnProgress, Times, measure
+from bench.process import ROOT
 
 IMAGES, CLASSES = 5_000, 10
 HEIGHT, WIDTH = 300, 400  # pixels
 MODEL, BATCH = "Ti/16", 8  # small: the first step itself takes a fraction of a second
-ROUNDS = 2  # runs of each checkout in a repeat; they take turns
+ROUNDS = 2  # runs of each checkout per repeat, interleaved
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")  # Linux, writable for root
 REACHED = 77  # exit code of a run that reached its first step
 
@@ -41,12 +41,12 @@ runpy.run_module("vitrail", run_name="__main__", alter_sys=True)
 WARM_UP = "import torch, vitrail.cli.main, vitrail.data.loader, vitrail.model.vit, matplotlib"
 
 
-def run(budget: Budget, tick: Tick, before: Path | None = None) -> dict[str, Any]:
+def run(budget: Budget, progress: OnProgress, before: Path | None = None) -> dict[str, Any]:
     """Measures this checkout, and the one at `before` beside it."""
     checkouts = {"vitrail": ROOT, **({"before": before.resolve()} if before else {})}
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        tick(0.0, f"writing {IMAGES:,} images")
+        progress(0.0, f"writing {IMAGES:,} images")
         make_images(work / "images")
         cases = [
             Case(label=label, unit="s", measure=partial(time_checkouts, checkouts, work, cold=cold))
@@ -55,7 +55,7 @@ def run(budget: Budget, tick: Tick, before: Path | None = None) -> dict[str, Any
                 (f"{IMAGES:,} JPEGs, warm", False),
             )
         ]
-        result: dict[str, Any] = {"cases": measure(cases, budget, tick)}
+        result: dict[str, Any] = {"cases": measure(cases, budget, progress)}
     result["note"] = f"From the command to the first step of {MODEL}, batch size {BATCH}."
     if before:
         result["note"] += " `before`: an earlier checkout."

@@ -1,4 +1,4 @@
-"""Training steps: forward, backward and the same optimizer for all; and where their time goes."""
+"""Training steps: forward, backward and optimizer step, and a profile by kind of operator."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,40 +7,44 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from bench.alone import in_turn
-from bench.limit import LIMIT, limit
-from bench.measure import Budget, Tick
+from bench.matmuls import MATMULS, prepare_matmuls
+from bench.measure import Budget, OnProgress
 from bench.peers import PEERS
-from bench.shares import shares
+from bench.process import measure_models
+from bench.profiling import profile_task
 from vitrail.zoo.presets import preset
 
 CASES = [("Mini/4", 128), ("Ti/16", 8)]
-FEWEST = 3  # rounds: they differ more than those of forwards
+MIN_ROUNDS = 3  # steps vary more than forward passes
 
-NOTE = "`vitrail` keeps freed memory, as it does in every training; the others give it back."
-
-
-def run(budget: Budget, tick: Tick) -> dict[str, Any]:
-    budget = replace(budget, fewest=FEWEST)
-    found = in_turn("step", [*PEERS, LIMIT], CASES, budget, tick)
-    where = []
-    for (name, batch), case in zip(CASES, found, strict=True):
-        tick(1.0, f"{case['label']}, where the time goes")
-        rows = {peer: shares(prepare(peer, name, batch)) for peer in fastest(case["rows"])}
-        where.append({"label": case["label"], "rows": rows})
-    return {"cases": found, "where": where, "note": NOTE}
+NOTE = (
+    "`vitrail` retains freed memory, as `vitrail train` does; the others return it to the system."
+)
 
 
-def fastest(rows: dict[str, dict[str, Any]]) -> list[str]:
-    """Ours, and the fastest of the others, if there are others."""
+def run(budget: Budget, progress: OnProgress) -> dict[str, Any]:
+    budget = replace(budget, min_rounds=MIN_ROUNDS)
+    cases = measure_models("step", [*PEERS, MATMULS], CASES, budget, progress)
+    profiles = []
+    for (name, batch), case in zip(CASES, cases, strict=True):
+        progress(1.0, f"profiling {case['label']}")
+        rows = {
+            peer: profile_task(prepare(peer, name, batch)) for peer in select_profiled(case["rows"])
+        }
+        profiles.append({"label": case["label"], "rows": rows})
+    return {"cases": cases, "profiles": profiles, "note": NOTE}
+
+
+def select_profiled(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Vitrail, and the fastest of the other peers if there are any."""
     others = [peer for peer in PEERS if peer != "vitrail"]
     return ["vitrail", *sorted(others, key=lambda peer: rows[peer]["ratio"])[:1]]
 
 
 def prepare(contender: str, name: str, batch: int) -> Callable[[], object]:
     config = preset(name)
-    if contender == LIMIT:
-        return limit(config, batch, training=True)
+    if contender == MATMULS:
+        return prepare_matmuls(config, batch, training=True)
     torch.manual_seed(0)
     model = PEERS[contender](config).train()
     images = torch.randn(batch, config.channels, *config.size)

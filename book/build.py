@@ -16,6 +16,7 @@ from vitrail import files
 from vitrail.errors import UserError
 
 ROOT = Path(__file__).parent.parent
+EXAMPLE = re.compile(r'\n\n +>>> .*?(?:(?<=\n)|\n) *(""")', re.DOTALL)  # at the end of a docstring
 INCLUDE = re.compile(r"(<!-- include: (\S+) (\S+) -->\n```python\n)(.*?)(```\n)", re.DOTALL)
 
 
@@ -35,14 +36,14 @@ def filled(text: str) -> str:
 
 
 def code(path: str, name: str) -> str:
-    """A class, function or method (`Block.forward`) of a file, moved to the left margin."""
+    """A class, function or method (`Block.forward`) of a file, without indent and doctests."""
     source = (ROOT / path).read_text()
     if name not in (found := definitions(ast.parse(source))):
         raise UserError(f"{path} has no {name}; correct the include")
     node = found[name]
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     lines = source.splitlines(keepends=True)[first - 1 : node.end_lineno]
-    return textwrap.dedent("".join(lines))
+    return EXAMPLE.sub(r"\1", textwrap.dedent("".join(lines)))
 
 
 def definitions(tree: ast.AST, prefix: str = "") -> dict[str, ast.ClassDef | ast.FunctionDef]:

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -33,6 +34,7 @@ VERBS = {  # command: the function with the same arguments
     "evaluate": vitrail.Classifier.evaluate,
     "predict": vitrail.Classifier.predict,
     "explain": vitrail.Classifier.explain,
+    "report": vitrail.report,
 }
 OTHER_DEFAULTS = {  # arguments whose defaults differ on purpose
     ("head", "kinds"): "the command resolves () to logistic, or to all kinds with --all",
@@ -77,6 +79,13 @@ def test_arguments_are_explicit_and_annotated(name):
         assert argument.kind is not argument.VAR_KEYWORD, argument
         assert argument.annotation is not argument.empty, argument
     assert signature.return_annotation not in (signature.empty, "Any", "typing.Any")
+
+
+@pytest.mark.parametrize("name", ["Classifier", "FeatureClassifier"])
+def test_type_checkers_see_what_predict_returns(name):
+    overloads = typing.get_overloads(getattr(vitrail, name).predict)
+    returned = [inspect.signature(one).return_annotation for one in overloads]
+    assert returned == [vitrail.Prediction, list[vitrail.Prediction]]
 
 
 @pytest.mark.parametrize("verb", VERBS)

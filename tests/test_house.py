@@ -348,7 +348,7 @@ def trace_models(tracer: Tracer) -> None:
     distilled = ViT(ViTConfig(**sizes, distilled=True, positions="rotary"))
     tracer.run(lambda: distilled(x), N=17, **legend)
     patches, rope = torch.randn(2, 15, 24), rotary_positions((3, 5), 8, 2, x)
-    tracer.run(lambda: distilled.select_patches(patches, rope, keep), N=6, **legend)
+    tracer.run(lambda: distilled._select_patches(patches, rope, keep), N=6, **legend)
     for pool in ({"pool": "avg"}, {"pool": "avg", "norm_after_pool": True}):
         pooled = ViT(ViTConfig(**sizes, **pool, registers=4, positions="sincos"))
         tracer.run(lambda pooled=pooled: pooled(x), N=19, **legend)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.zoo.convert import Conversion as Conversion
     from vitrail.zoo.convert import convert as convert
     from vitrail.zoo.models import ModelInfo as ModelInfo
+    from vitrail.zoo.models import WeightsInfo as WeightsInfo
     from vitrail.zoo.models import models as models
     from vitrail.zoo.presets import preset as preset
 
@@ -61,6 +62,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "ViTClassifier": "vitrail.run.estimators",
     "ViTConfig": "vitrail.model.config",
     "ViTFeatures": "vitrail.run.estimators",
+    "WeightsInfo": "vitrail.zoo.models",
     "attention": "vitrail.insight.maps",
     "check": "vitrail.run.check",
     "compare": "vitrail.run.report.compare",
@@ -98,6 +100,7 @@ __all__ = [
     "ViTClassifier",
     "ViTConfig",
     "ViTFeatures",
+    "WeightsInfo",
     "attention",
     "check",
     "compare",

@@ -1,4 +1,4 @@
-"""`python -m vitrail` is the command `vitrail`."""
+"""Makes `python -m vitrail` the same as the command `vitrail`."""
 
 from vitrail.cli.main import main
 

@@ -1,8 +1,8 @@
-"""One kind of error: a mistake the user can mend, reported in one line."""
+"""One kind of error: a mistake that the user can fix, reported in one line."""
 
 
 class UserError(ValueError):
-    """Says what came, what was wanted, and what to do.
+    """States what was received, what was expected and what to do.
 
     A message names settings and arguments as Python callers write them, between backticks:
     "lower `train.batch`", "choose another `out`", "try `device='cpu'`". The command line turns

@@ -52,16 +52,16 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name[:PREFIX_LENGTH]}."
-    holder = Path(tempfile.mkdtemp(prefix=prefix, suffix=".tmp", dir=path.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, suffix=".tmp", dir=path.parent))
     try:
-        temporary = holder / path.name
+        temporary = scratch / path.name
         yield temporary
         for file in [temporary, *temporary.rglob("*")]:
             fsync(file)
         temporary.replace(path)
         fsync(path.parent)
     finally:
-        shutil.rmtree(holder, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def create_output_folder(out: str | Path | None, default: str | Path) -> Path:
@@ -87,7 +87,7 @@ def check_empty(folder: Path) -> None:
 
 
 def expand_user(path: str | Path) -> Path:
-    """Replaces a leading ~ or ~name by that user's home folder; leaves unknown names unchanged."""
+    """Replaces a leading ~ or ~name with that user's home folder; leaves unknown names unchanged."""
     return Path(os.path.expanduser(path))
 
 
@@ -100,18 +100,21 @@ def check_utf8_name(path: str | Path) -> None:
 
 def fsync(path: Path) -> None:
     """Flushes the content of a file, or the entries of a folder, to the disk."""
-    windows = os.name == "nt"
-    if windows and path.is_dir():
-        return  # Windows cannot open a folder, and NTFS journals its entries
-    handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # Windows needs write access
+    is_folder = path.is_dir()
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        # Windows flushes only files that are open for writing
+        handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except PermissionError:
+        if not is_folder:  # Windows cannot open a folder, and NTFS journals its entries
+            raise
 
 
 def describe_os_error(error: OSError) -> str:
-    """The system's message, with advice where there is any."""
+    """The system's message, followed by the matching `ADVICE`, if any."""
     message = error.strerror or str(error)
     return f"{message}, {ADVICE[error.errno]}" if error.errno in ADVICE else message
 

@@ -1,4 +1,4 @@
-"""The input bench: every side delivers the batches it is timed for."""
+"""The input benchmark: every loader delivers the batches that are timed."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_photos_are_as_large_as_imagenets(tmp_path):
     assert 80_000 < source.sizes.mean() < 160_000 and set(source.splits) == {"train"}
 
 
-def test_the_usual_way_gives_normalised_images(tmp_path):
+def test_the_pillow_datasets_return_normalised_images(tmp_path):
     source = make_photos(tmp_path, 4, Path("nowhere"))
     photos = PillowPhotos([source.root / name for name in source.ids], source.labels.tolist())
     image, label = photos[3]
@@ -34,12 +34,14 @@ def test_the_usual_way_gives_normalised_images(tmp_path):
 @pytest.mark.slow
 def test_every_case_is_measured_in_images_per_second(monkeypatch):
     for table in ("LOADERS", "TINY_LOADERS"):
-        kept = {name: new for name, new in getattr(bench, table).items() if name in WITHOUT_PEERS}
-        monkeypatch.setattr(bench, table, kept)
+        selected = {
+            name: new for name, new in getattr(bench, table).items() if name in WITHOUT_PEERS
+        }
+        monkeypatch.setattr(bench, table, selected)
     monkeypatch.setattr(bench, "IMAGES", 64)
     monkeypatch.setattr(bench, "TINY_IMAGES", 128)
     monkeypatch.setattr(bench, "WORKERS", 0)
     monkeypatch.setattr(bench, "PHOTOS", Path("nowhere"))
-    cases = bench.run(Budget(rounds=1, seconds=0.1), lambda share, words: None)["cases"]
+    cases = bench.run(Budget(rounds=1, seconds=0.1), lambda done, activity: None)["cases"]
     assert [case["images"] for case in cases] == [64, 64, 128]
     assert all(tuple(case["rows"]) == WITHOUT_PEERS for case in cases)

@@ -1,4 +1,4 @@
-"""The benches that need the peers, where there are any, on the smallest cases."""
+"""The benchmarks that need the peers, where they are installed, on the smallest cases."""
 
 import json
 import os
@@ -17,16 +17,17 @@ from bench.__main__ import Settings, main
 inference.CASES = [("Pico/4", 2)]
 step.CASES = [("Pico/4", 2)]
 memory.CASES = {"inference": [("Pico/4", 1)]}
-input.IMAGES, input.TINIES, input.WORKERS = 64, 128, 1
+input.IMAGES, input.TINY_IMAGES, input.WORKERS = 64, 128, 1
 names = ("inference", "step", "input", "memory")
 main(Settings(names=names, rounds=1, seconds=0.1, out=Path(sys.argv[1])))
 """
-TAUGHT = """
+TRAINED = """
 import json
-from bench import pupil
+from bench import train_peer
 for peer in ("timm", "transformers", "vit-pytorch"):
-    pupil.RECIPES[peer] = pupil.replace(pupil.RECIPES[peer], batch=16)
-    print(json.dumps(pupil.teach(pupil.Lesson(data="digits", peer=peer, minutes=0.02, lr=1e-3))))
+    train_peer.RECIPES[peer] = train_peer.replace(train_peer.RECIPES[peer], batch=16)
+    job = train_peer.PeerJob(data="digits", peer=peer, minutes=0.02, lr=1e-3)
+    print(json.dumps(train_peer.train_peer_model(job)))
 """
 
 
@@ -39,10 +40,14 @@ def python() -> str:
     return python
 
 
-def run(python: str, *words: str) -> str:
+def run(python: str, *arguments: str) -> str:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [python, "-W", "ignore", *words], cwd=ROOT, env=environment, capture_output=True, text=True
+        [python, "-W", "ignore", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -57,8 +62,8 @@ def test_every_peer_is_measured(python, tmp_path):
     }
     peers = ["vitrail", "timm", "transformers", "vit-pytorch", "torchvision"]
     assert columns == {
-        "inference": [*peers, "onnxruntime", "limit"],
-        "step": [*peers, "limit"],
+        "inference": [*peers, "onnxruntime", "matmuls"],
+        "step": [*peers, "matmuls"],
         "input": ["vitrail", "torch + Pillow", "timm", "torchvision v2"],
         "memory": peers,
     }
@@ -66,7 +71,7 @@ def test_every_peer_is_measured(python, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_peer_is_taught(python):
-    lines = [json.loads(line) for line in run(python, "-c", TAUGHT).splitlines()]
-    assert [line["who"] for line in lines] == ["timm", "transformers", "vit-pytorch"]
+def test_every_peer_is_trained(python):
+    lines = [json.loads(line) for line in run(python, "-c", TRAINED).splitlines()]
+    assert [line["contender"] for line in lines] == ["timm", "transformers", "vit-pytorch"]
     assert all(line["test"] is not None for line in lines)

@@ -1,19 +1,19 @@
-"""Every bench that needs no peer to run, on the smallest case."""
+"""Every benchmark that runs without the peers, on the smallest case."""
 
 import pytest
 
 from bench import inference, knn, load, memory, start_up, step
-from bench.alone import alone
 from bench.measure import Budget
 from bench.peers import PEERS
-from bench.shares import PYTHON, REST, group_of, shares
+from bench.process import start_process
+from bench.profiling import OTHER, PYTHON, operator_group, profile_task
 
 ONCE = Budget(rounds=1, seconds=0.1)
 OURS = {"vitrail": PEERS["vitrail"]}
 
 
-def quiet(share, words):
-    assert 0 <= share <= 1
+def check_progress(done, activity):
+    assert 0 <= done <= 1
 
 
 @pytest.fixture(autouse=True)
@@ -24,28 +24,28 @@ def without_peers(monkeypatch):
         monkeypatch.setattr(bench, "RUNTIMES", [])
 
 
-def test_inference_measures_us_and_the_limit(monkeypatch):
+def test_inference_measures_vitrail_and_the_lower_bound(monkeypatch):
     monkeypatch.setattr(inference, "CASES", [("Pico/4", 2)])
-    (case,) = inference.run(ONCE, quiet)["cases"]
+    (case,) = inference.run(ONCE, check_progress)["cases"]
     assert case["label"] == "Pico/4, 32 px, batch 2"
     assert case["rows"]["vitrail"]["ratio"] == 1
-    assert 0 < case["rows"]["limit"]["ratio"] < 1
+    assert 0 < case["rows"]["matmuls"]["ratio"] < 1
 
 
-def test_step_says_where_its_time_goes(monkeypatch):
+def test_step_has_a_profile(monkeypatch):
     monkeypatch.setattr(step, "CASES", [("Pico/4", 4)])
-    found = step.run(ONCE, quiet)
-    assert set(found["cases"][0]["rows"]) == {"vitrail", "limit"}
-    where = found["where"][0]["rows"]["vitrail"]
-    assert sum(where.values()) == pytest.approx(1)
+    found = step.run(ONCE, check_progress)
+    assert set(found["cases"][0]["rows"]) == {"vitrail", "matmuls"}
+    profile = found["profiles"][0]["rows"]["vitrail"]
+    assert sum(profile.values()) == pytest.approx(1)
     busy = ("matrix products", "attention", "GELU", "norms", "copies", "optimizer", PYTHON)
-    assert all(where[group] > 0 for group in busy)
+    assert all(profile[group] > 0 for group in busy)
 
 
-def test_fastest_peer_is_the_one_beside_us(monkeypatch):
+def test_the_fastest_peer_is_profiled_beside_vitrail(monkeypatch):
     monkeypatch.setattr(step, "PEERS", dict.fromkeys(("vitrail", "slow", "fast")))
     rows = {"vitrail": {"ratio": 1}, "slow": {"ratio": 2}, "fast": {"ratio": 1.1}}
-    assert step.fastest(rows) == ["vitrail", "fast"]
+    assert step.select_profiled(rows) == ["vitrail", "fast"]
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,17 @@ def test_fastest_peer_is_the_one_beside_us(monkeypatch):
         ("aten::copy_", "copies"),
         ("aten::_fused_adamw_", "optimizer"),
         ("Optimizer.step#AdamW.step", "optimizer"),
-        ("aten::add_", REST),
+        ("aten::add_", OTHER),
         ("AddmmBackward0", None),
         ("autograd::engine::evaluate_function: AddmmBackward0", None),
     ],
 )
 def test_every_operator_has_its_group(operator, group):
-    assert group_of(operator) == group
+    assert operator_group(operator) == group
 
 
 def test_a_task_without_operators_is_all_python():
-    assert shares(lambda: sum(range(1000)))[PYTHON] == pytest.approx(1)
+    assert profile_task(lambda: sum(range(1000)))[PYTHON] == pytest.approx(1)
 
 
 @pytest.mark.slow
@@ -76,34 +76,34 @@ def test_nearest_neighbours_are_the_same(monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.setattr(knn, "IMAGES", 300)
     monkeypatch.setattr(knn, "QUERIES", 20)
-    found = knn.run(ONCE, quiet)
-    assert found["same"] == {"cosine": pytest.approx(1), "euclidean": pytest.approx(1)}
+    found = knn.run(ONCE, check_progress)
+    assert found["agreement"] == {"cosine": pytest.approx(1), "euclidean": pytest.approx(1)}
     assert [set(case["rows"]) for case in found["cases"]] == [{"vitrail", "scikit-learn"}] * 2
 
 
 @pytest.mark.slow
-def test_a_fresh_process_says_when_it_answered_and_what_it_took(monkeypatch):
+def test_memory_and_start_up_are_measured_in_new_processes(monkeypatch):
     monkeypatch.setattr(memory, "CASES", {"step": [("Pico/4", 64), ("Pico/4", 1)]})
-    many, one = (case["rows"]["vitrail"] for case in memory.run(ONCE, quiet)["cases"])
+    many, one = (case["rows"]["vitrail"] for case in memory.run(ONCE, check_progress)["cases"])
     assert 1 < one["median"] < many["median"] < 500
     assert len(many["repeats"]) == 2
     monkeypatch.setattr(start_up, "MODEL", "Pico/4")
-    (case,) = start_up.run(ONCE, quiet)["cases"]
+    (case,) = start_up.run(ONCE, check_progress)["cases"]
     assert case["rows"]["vitrail"]["median"] > 0.1
 
 
-def test_a_process_that_fails_is_told_with_its_reason():
+def test_the_error_of_a_failed_process_is_raised():
     with (
-        alone("nothing", "vitrail") as process,
+        start_process("nothing", "vitrail") as process,
         pytest.raises(RuntimeError, match=r"bench\.nothing"),
     ):
-        process.ask("prepare", "Pico/4", 1)
+        process.call("prepare", "Pico/4", 1)
 
 
 @pytest.mark.slow
 def test_every_layout_is_loaded(monkeypatch):
     monkeypatch.setattr(load, "MODEL", "Ti/16")
     monkeypatch.setattr(load, "OWNERS", dict.fromkeys(load.OWNERS, ()))
-    cases = load.run(ONCE, quiet)["cases"]
+    cases = load.run(ONCE, check_progress)["cases"]
     assert len(cases) == 3 * len(load.OWNERS)
     assert all(case["rows"]["vitrail"]["median"] > 0 for case in cases)

@@ -41,7 +41,9 @@ def test_the_page_cache_is_dropped_where_permitted(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_cold_and_warm_starts_are_timed_beside_another_checkout():
-    result = start.run(Budget(rounds=1, seconds=0.1), lambda share, words: None, before=start.ROOT)
+    result = start.run(
+        Budget(rounds=1, seconds=0.1), lambda done, activity: None, before=start.ROOT
+    )
     assert [case["label"] for case in result["cases"]] == ["60 JPEGs, cold", "60 JPEGs, warm"]
     for case in result["cases"]:
         assert set(case["rows"]) == {"vitrail", "before"}

@@ -131,7 +131,7 @@ def test_a_class_is_found_by_its_names_and_its_index(model, name, index):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--class", "tensh"), "there is no class 'tensh'; the nearest are 'tench'"),
+        (("--class", "tensh"), "no class is called 'tensh'; the nearest are 'tench'"),
         (("--class", "17"), "no such class: 17; give 0 to 4"),
         (("--layers", "7"), "no such layers: [7]; give indices from 0 to 2, or from -1 down"),
         (("--heads", "3"), "no such heads: [3]; give indices from 0 to 2, or from -1 down"),

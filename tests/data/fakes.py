@@ -25,7 +25,7 @@ class Fake:
         self.splits = np.where(numbers % 5 == 4, "val", np.where(numbers % 7 == 6, "test", "train"))
         self.ids = [f"class {k % classes}/{k}.jpg" for k in numbers]
         self.sizes = np.array([len(content) for content in self.contents], np.int64)
-        self.dates = np.zeros(len(self.contents), np.int64)
+        self.mtimes = np.zeros(len(self.contents), np.int64)
         self.ignored: dict[str, str] = {}
 
     def __len__(self) -> int:

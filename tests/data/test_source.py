@@ -119,7 +119,7 @@ def test_an_edit_of_the_same_size_shows_in_the_dates(pets):
     (pets / "cat" / "7.png").write_bytes(bytes(content))
     os.utime(pets / "cat" / "7.png", ns=(5, 5))
     after = open_data(pets)
-    assert fingerprint(before, dates=True) != fingerprint(after, dates=True)
+    assert fingerprint(before, mtimes=True) != fingerprint(after, mtimes=True)
 
 
 def test_a_bar_is_drawn_only_where_a_terminal_watches(capsys):

@@ -96,7 +96,7 @@ def signal_without_save() -> None:
 
 
 def any_data_taken() -> None:
-    dataset.fingerprint = lambda source, **dates: ANY
+    dataset.fingerprint = lambda source, **mtimes: ANY
 
 
 def any_model_trusted() -> None:

@@ -22,7 +22,7 @@ from vitrail.run import dataset, drive, finish, plan
 from vitrail.run.drive import Driver
 from vitrail.training import loop
 
-CALLS = ("open", "fsync", "rename", "mkdir", "unlink", "rmdir")  # of os, in any writing
+CALLS = ("open", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir")  # of os, in any writing
 TWO_PATHS = ("os.rename", "os.link", "os.symlink")  # audit events, and what they name
 ONE_PATH = ("os.mkdir", "os.remove", "os.rmdir", "os.utime", "os.chmod", "shutil.rmtree")
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
@@ -156,8 +156,8 @@ def nan_gradient(driver: Driver) -> None:
 
 
 def nan_images(driver: Driver) -> None:
-    batches = driver.loader._normalised
-    driver.loader._normalised = lambda images: batches(images) * torch.nan
+    batches = driver.loader._normalise
+    driver.loader._normalise = lambda images: batches(images) * torch.nan
 
 
 def nan_loss(step: int) -> None:

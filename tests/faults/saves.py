@@ -162,7 +162,7 @@ def passed_over(folder: Path, newest: Path, before: Path) -> None:
 def synced(folder: Path) -> int:
     """All bytes are on the disk before the name is, and the name before the save ends."""
     events: list[tuple[str, str]] = []
-    fsync, rename = os.fsync, os.rename
+    fsync, replace = os.fsync, os.replace
 
     def syncing(handle: int) -> None:
         events.append(("sync", os.readlink(f"/proc/self/fd/{handle}")))
@@ -170,9 +170,9 @@ def synced(folder: Path) -> int:
 
     def renaming(old: Path, new: Path) -> None:
         events.append(("rename", str(new)))
-        rename(old, new)
+        replace(old, new)
 
-    os.fsync, os.rename = syncing, renaming
+    os.fsync, os.replace = syncing, renaming
     folder.mkdir()
     put(folder / "checkpoints", 1)
     place = events.index(("rename", str(folder / "checkpoints" / "step-00000001")))

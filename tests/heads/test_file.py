@@ -23,7 +23,7 @@ from vitrail.heads.kinds import KINDS
 def test_every_kind_gives_the_same_logits_from_its_file(name, classes):
     fitted = fit_kind(name, *rows(60, classes=classes), "abc"[:classes])
     made = head(fitted.estimator, name, classes)
-    back = head_file.deserialize_head(head_file.serialize_head(made), "file")
+    back = head_file.deserialise_head(head_file.serialise_head(made), "file")
     x, _ = rows(20, classes=classes, seed=1)
     assert np.array_equal(back.logits(x), made.logits(x))
     assert (back.classes, back.features, back.weights_hash) == (
@@ -39,7 +39,7 @@ def test_every_kind_gives_the_same_logits_from_its_file(name, classes):
 def test_other_classifiers_can_be_saved(estimator):
     made = head(estimator.fit(*rows()))
     assert np.isfinite(
-        head_file.deserialize_head(head_file.serialize_head(made), "file").logits(rows(6)[0])
+        head_file.deserialise_head(head_file.serialise_head(made), "file").logits(rows(6)[0])
     ).all()
 
 
@@ -47,7 +47,7 @@ def test_a_head_of_unaudited_types_is_not_saved():
     with pytest.raises(
         UserError, match=r"AdaBoostClassifier, which is not among the audited types"
     ):
-        head_file.serialize_head(head(AdaBoostClassifier(n_estimators=2).fit(*rows()), "boost"))
+        head_file.serialise_head(head(AdaBoostClassifier(n_estimators=2).fit(*rows()), "boost"))
 
 
 def changed(content, change):
@@ -66,7 +66,7 @@ def changed(content, change):
 
 @pytest.fixture(scope="module")
 def content():
-    return head_file.serialize_head(head(LogisticRegression().fit(*rows())))
+    return head_file.serialise_head(head(LogisticRegression().fit(*rows())))
 
 
 def evil(schema):
@@ -86,7 +86,7 @@ def calling(schema):
 @pytest.mark.parametrize("change", [evil, calling])
 def test_types_that_are_not_allowed_are_refused(content, change):
     with pytest.raises(UserError, match="not among the types that are safe to load"):
-        head_file.deserialize_head(changed(content, change), "file")
+        head_file.deserialise_head(changed(content, change), "file")
 
 
 @pytest.mark.parametrize("position", [0, 200, 500])
@@ -94,19 +94,19 @@ def test_a_damaged_file_is_an_error(content, position):
     broken = bytearray(content)
     broken[position] ^= 0xFF
     with pytest.raises(UserError, match="file is not a readable head"):
-        head_file.deserialize_head(bytes(broken), "file")
+        head_file.deserialise_head(bytes(broken), "file")
 
 
 def test_a_truncated_file_is_an_error(content):
-    with pytest.raises(UserError, match="make it again"):
-        head_file.deserialize_head(content[: len(content) // 2], "file")
+    with pytest.raises(UserError, match="create it again"):
+        head_file.deserialise_head(content[: len(content) // 2], "file")
 
 
 def test_a_decompression_bomb_is_refused(content, monkeypatch):
     monkeypatch.setattr(head_file, "MAX_RATIO", 0)
     monkeypatch.setattr(head_file, "ALLOWANCE", 100)
     with pytest.raises(UserError, match="would decompress to"):
-        head_file.deserialize_head(content, "file")
+        head_file.deserialise_head(content, "file")
 
 
 def test_a_decompression_bomb_is_not_decompressed(content, monkeypatch):
@@ -114,14 +114,14 @@ def test_a_decompression_bomb_is_not_decompressed(content, monkeypatch):
     monkeypatch.setattr(head_file, "ALLOWANCE", 100)
     monkeypatch.setattr(zipfile.ZipFile, "open", None)
     with pytest.raises(UserError, match="would decompress to"):
-        head_file.deserialize_head(content, "file")
+        head_file.deserialise_head(content, "file")
 
 
 def test_a_head_that_is_too_large_is_not_saved(monkeypatch):
     monkeypatch.setattr(head_file, "MAX_RATIO", 0)
     monkeypatch.setattr(head_file, "ALLOWANCE", 100)
     with pytest.raises(UserError, match=r"kind logistic cannot be saved: .* would decompress to"):
-        head_file.serialize_head(head(LogisticRegression().fit(*rows())))
+        head_file.serialise_head(head(LogisticRegression().fit(*rows())))
 
 
 def test_a_file_of_mostly_zeros_is_read():
@@ -142,7 +142,7 @@ def test_a_tree_with_an_index_out_of_range_is_refused():
         nodes[field][0] = value
         tree.__setstate__({**state, "nodes": nodes})
         with pytest.raises(UserError, match="has an index out of range"):
-            head_file.deserialize_head(head_file.serialize_head(head(forest)), "file")
+            head_file.deserialise_head(head_file.serialise_head(head(forest)), "file")
 
 
 def test_a_boosted_tree_with_an_index_out_of_range_is_refused():
@@ -150,14 +150,14 @@ def test_a_boosted_tree_with_an_index_out_of_range_is_refused():
     predictor = made.estimator[-1]._predictors[0][0]
     predictor.nodes["left"][0] = 10_000
     with pytest.raises(UserError, match="has an index out of range"):
-        head_file.deserialize_head(head_file.serialize_head(made), "file")
+        head_file.deserialise_head(head_file.serialise_head(made), "file")
 
 
 def test_a_support_vector_machine_with_inconsistent_shapes_is_refused():
     made = head(fit_kind("rbf-svm", *rows(), "abc").estimator, "rbf-svm")
     made.estimator[-1]._n_support = made.estimator[-1]._n_support * 1000
     with pytest.raises(UserError, match="inconsistent shapes"):
-        head_file.deserialize_head(head_file.serialize_head(made), "file")
+        head_file.deserialise_head(head_file.serialise_head(made), "file")
 
 
 def test_a_missing_file_is_an_error(tmp_path):

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bench.peers import mend_torchvision
+from bench.peers import patch_torchvision
 
-mend_torchvision()
+patch_torchvision()
 
 import transformers
 from safetensors.torch import load_file, save_file

@@ -1,13 +1,14 @@
-"""Writes the fixtures: tiny models of the peers and what they say about an image, no weights.
+"""Writes the fixtures: tiny models of other libraries with their logits, without weights.
 
-Run it where the peers are, from the root of the repository:
+Run it where those libraries are installed, from the root of the repository:
 
     make .venv-bench/.installed
     .venv-bench/bin/python -m tests.parity.make_fixtures
 
-SimpleViT and ViT of vit-pytorch are those of release 0.40.2, unmodified, which pip brings into a
-temporary folder: from 1.0.0 on two norms stand around the patch projection that no paper has. Its
-SimpleViT normalises after the average, not before as Beyer et al. do; timm's models show both.
+SimpleViT and ViT of vit-pytorch are those of release 0.40.2, unmodified, which pip installs into a
+temporary folder: since 1.0.0 they have two layer norms around the patch projection that no paper
+has. Its SimpleViT normalises after the average, not before it as Beyer et al. do; timm's models
+cover both.
 """
 # ruff: noqa: E402
 
@@ -26,10 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.parity.weights import image, weight
+from tests.parity.weights import random_image, random_weight
 
-# torchvision wants its operators at import, and its compiled part does not load beside a CPU-only
-# torch. A ViT calls none of them, so that their names are enough.
+# torchvision registers operators at import, and its compiled library does not load with a CPU-only
+# torch. A ViT calls none of them, so declaring their names is enough.
 OPERATORS = torch.library.Library("torchvision", "DEF")
 for operator in ("nms", "qnms"):
     OPERATORS.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
@@ -44,13 +45,13 @@ from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2
 from torchvision.models import VisionTransformer as TorchvisionViT
 
 FOLDER = Path(__file__).parent / "fixtures"
-SEED = 0  # of the images
+SEED = 0  # of the random images
 OLD_VIT_PYTORCH = "0.40.2"
 
 Settings = dict[str, Any]
 Size = tuple[int, int]
 
-TINY: Settings = {  # in our words; heights and widths differ, so that none stands for the other
+TINY: Settings = {  # Vitrail's names; height and width differ, so that swapping them fails
     "image": (24, 30),
     "patch": 6,
     "channels": 3,
@@ -62,7 +63,7 @@ TINY: Settings = {  # in our words; heights and widths differ, so that none stan
 }
 HIDDEN = 90  # width times mlp_ratio
 
-# Our settings, and what timm calls them.
+# Settings of ViTConfig, and timm's arguments for the same model.
 TIMM: dict[str, tuple[Settings, Settings]] = {
     "cls": ({}, {}),
     "grey": ({"channels": 1, "image": 18, "mlp_ratio": 4.0}, {}),
@@ -71,7 +72,7 @@ TIMM: dict[str, tuple[Settings, Settings]] = {
         {"pool": "avg", "norm_after_pool": True},
         {"global_pool": "avg", "class_token": False},
     ),
-    "avg-beside-cls": (  # MAE, fine-tuned: nobody reads its class token
+    "avg-beside-cls": (  # MAE, fine-tuned: the head does not read its class token
         {"pool": "avg", "norm_after_pool": True, "registers": 1},
         {"global_pool": "avg"},
     ),
@@ -107,7 +108,7 @@ TIMM: dict[str, tuple[Settings, Settings]] = {
     "headless": ({"head": "none"}, {"num_classes": 0}),
 }
 
-# DINOv3. Where the average is taken, timm's class token is one more token that nobody reads.
+# DINOv3. With average pooling, the head does not read timm's class token: a register to us.
 DINO3: Settings = {"positions": "rotary", "registers": 4, "layer_scale": 1e-5, "eps": 1e-5}
 TIMM_DINO3: Settings = {
     "global_pool": "token",
@@ -141,12 +142,12 @@ HYBRID: dict[str, tuple[Settings, tuple[int, ...]]] = {
 @dataclass(kw_only=True)
 class Case:
     name: str  # of the fixture
-    peer: str  # the package and its version
-    ours: Settings  # of ViTConfig
-    model: nn.Module  # filled with our weights
+    peer: str  # the other library and its version
+    ours: Settings  # arguments of ViTConfig
+    model: nn.Module  # the other library's, with generated weights
     shapes: dict[str, list[int]]  # of its parameters
-    size: Size | None = None  # of the image, where it is not the model's own
-    double: bool = True  # whether the peer computes all of it in the precision of its weights
+    size: Size | None = None  # of the image, if it differs from the model's
+    double: bool = True  # whether the whole model computes in float64 if its weights are float64
 
 
 def main() -> None:
@@ -156,7 +157,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for case in cases(Path(folder)):
-            (FOLDER / f"{case.name}.json").write_text(text(fixture(case)))
+            (FOLDER / f"{case.name}.json").write_text(format_json(make_fixture(case)))
             print(case.name)
 
 
@@ -174,7 +175,7 @@ def timm_cases() -> Iterator[Case]:
         yield timm_case(name, ours, theirs)
     distilled, deit = {"distilled": True}, VisionTransformerDistilled
     yield timm_case("distilled", distilled, {}, deit)
-    other: Settings = {"dynamic_img_size": True}  # timm stretches positions in float32
+    other: Settings = {"dynamic_img_size": True}  # timm interpolates positions in float32
     yield timm_case("stretched-up", {}, other, size=(36, 54), double=False)
     yield timm_case("stretched-down", {}, other, size=(18, 12), double=False)
     yield timm_case("stretched-distilled", distilled, other, deit, size=(18, 42), double=False)
@@ -213,7 +214,7 @@ def timm_case(
         "mlp_ratio": ours["mlp_ratio"],
         **theirs,
     }
-    case = filled(f"timm-{name}", f"timm {version('timm')}", ours, build(**settings))
+    case = case_with_weights(f"timm-{name}", f"timm {version('timm')}", ours, build(**settings))
     case.size, case.double = size, double
     return case
 
@@ -231,7 +232,9 @@ def torchvision_cases() -> Iterator[Case]:
             mlp_dim=HIDDEN,
             representation_size=hidden,
         )
-        yield filled(f"torchvision-{name}", f"torchvision {version('torchvision')}", ours, model)
+        yield case_with_weights(
+            f"torchvision-{name}", f"torchvision {version('torchvision')}", ours, model
+        )
 
 
 def vit_pytorch_cases(folder: Path) -> Iterator[Case]:
@@ -253,7 +256,9 @@ def vit_pytorch_cases(folder: Path) -> Iterator[Case]:
             dim_head=ours["width"] // ours["heads"],
             mlp_dim=HIDDEN,
         )
-        yield filled(f"vit-pytorch-{name}", f"vit-pytorch {OLD_VIT_PYTORCH}", ours, model)
+        yield case_with_weights(
+            f"vit-pytorch-{name}", f"vit-pytorch {OLD_VIT_PYTORCH}", ours, model
+        )
 
 
 def hugging_face_cases(folder: Path) -> Iterator[Case]:
@@ -267,46 +272,52 @@ def hugging_face_cases(folder: Path) -> Iterator[Case]:
     }
     vit = transformers.ViTConfig(**common, intermediate_size=HIDDEN)
     ours = {**TINY, "eps": 1e-12}
-    yield from_file("cls", ours, transformers.ViTForImageClassification(vit), folder)
-    # its pooler is the hidden layer of our MLP head
+    yield hugging_face_case("cls", ours, transformers.ViTForImageClassification(vit), folder)
+    # its pooler is the hidden layer of Vitrail's MLP head
     pooler = {**ours, "head": "mlp", "classes": TINY["width"]}
-    yield from_file("pooler", pooler, transformers.ViTModel(vit), folder)
-    square = {**common, "image_size": 24, "mlp_ratio": 4}  # it takes other grids for stretched ones
+    yield hugging_face_case("pooler", pooler, transformers.ViTModel(vit), folder)
+    square = {
+        **common,
+        "image_size": 24,
+        "mlp_ratio": 4,
+    }  # it interpolates positions for other grids
     dino2 = transformers.Dinov2Config(**square, use_swiglu_ffn=True)
     swiglu = {"mlp": "swiglu", "mlp_ratio": 96 / 36, "layer_scale": 1.0, "head": "none"}
     ours = {**TINY, "image": 24, **swiglu}
-    yield from_file("dinov2-swiglu", ours, transformers.Dinov2Model(dino2), folder)
+    yield hugging_face_case("dinov2-swiglu", ours, transformers.Dinov2Model(dino2), folder)
 
 
-def from_file(name: str, ours: Settings, model: transformers.PreTrainedModel, folder: Path) -> Case:
-    """Names are those on disk, which are not those in memory."""
+def hugging_face_case(
+    name: str, ours: Settings, model: transformers.PreTrainedModel, folder: Path
+) -> Case:
+    """A case with the parameter names of the saved file, which differ from those in memory."""
     folder = folder / name
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     shapes = {name: list(tensor.shape) for name, tensor in load_file(file).items()}
-    save_file(tensors(shapes), file, metadata={"format": "pt"})
+    save_file(generate_weights(shapes), file, metadata={"format": "pt"})
     peer = f"transformers {version('transformers')}"
     model = type(model).from_pretrained(folder)
     return Case(name=f"transformers-{name}", peer=peer, ours=ours, model=model, shapes=shapes)
 
 
-def filled(name: str, peer: str, ours: Settings, model: nn.Module) -> Case:
+def case_with_weights(name: str, peer: str, ours: Settings, model: nn.Module) -> Case:
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    model.load_state_dict(tensors(shapes))
+    model.load_state_dict(generate_weights(shapes))
     return Case(name=name, peer=peer, ours=ours, model=model, shapes=shapes)
 
 
-def tensors(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(weight(name, shape)) for name, shape in shapes.items()}
+def generate_weights(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(random_weight(name, shape)) for name, shape in shapes.items()}
 
 
-def fixture(case: Case) -> dict[str, Any]:
+def make_fixture(case: Case) -> dict[str, Any]:
     size = case.size or case.ours["image"]
     shape = [2, case.ours["channels"], *((size, size) if isinstance(size, int) else size)]
-    x = torch.from_numpy(image(SEED, shape))
-    outputs = {"float32": answer(case.model, x, torch.float32)}
+    x = torch.from_numpy(random_image(SEED, shape))
+    outputs = {"float32": compute_logits(case.model, x, torch.float32)}
     if case.double:
-        outputs["float64"] = answer(case.model, x, torch.float64)
+        outputs["float64"] = compute_logits(case.model, x, torch.float64)
     return {
         "peer": case.peer,
         "config": case.ours,
@@ -317,8 +328,8 @@ def fixture(case: Case) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def answer(model: nn.Module, x: Tensor, dtype: torch.dtype) -> list[list[float]]:
-    torch.set_default_dtype(dtype)  # in which vit-pytorch computes its waves
+def compute_logits(model: nn.Module, x: Tensor, dtype: torch.dtype) -> list[list[float]]:
+    torch.set_default_dtype(dtype)  # the precision of vit-pytorch's sine-cosine positions
     output = model.eval().to(dtype)(x.to(dtype))
     torch.set_default_dtype(torch.float32)
     if not isinstance(output, Tensor):
@@ -327,10 +338,12 @@ def answer(model: nn.Module, x: Tensor, dtype: torch.dtype) -> list[list[float]]
     return logits
 
 
-def text(fixture: dict[str, Any]) -> str:
-    """JSON with every list of numbers on one line."""
-    spread = json.dumps(fixture, indent=1)
-    return re.sub(r"\[[^\[\]{}]*\]", lambda found: json.dumps(json.loads(found[0])), spread) + "\n"
+def format_json(fixture: dict[str, Any]) -> str:
+    """JSON with each list of numbers on one line."""
+    indented = json.dumps(fixture, indent=1)
+    return (
+        re.sub(r"\[[^\[\]{}]*\]", lambda found: json.dumps(json.loads(found[0])), indented) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Our model equals the published ones: same weights, same image, same answer."""
+"""Vitrail's model equals those of other libraries: same weights, same image, same logits."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.parity.weights import image, weight
+from tests.parity.weights import random_image, random_weight
 from vitrail.model import config as kinds
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
@@ -20,17 +20,17 @@ FIXTURES: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) f
 PRECISIONS = [(name, kind) for name in FIXTURES for kind in FIXTURES[name]["outputs"]]
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 
-# What each peer calls a parameter, and what we do; the first line that fits is taken. Separate
-# queries, keys and values are joined afterwards.
+# The parameter names of each library and Vitrail's; the first pattern that matches counts. Separate
+# queries, keys and values are concatenated afterwards.
 NAMES = {
     "timm": {
         r"fc_norm\.(.*)": r"norm.\1",
-        r"(blocks\.\d+\.attn)\.(q|v)_bias": r"\1.\2.bias",  # from here Eva's
+        r"(blocks\.\d+\.attn)\.(q|v)_bias": r"\1.\2.bias",  # this and the next: Eva
         r"(blocks\.\d+)\.gamma_(\d)": r"\1.ls\2.gamma",
         r"(.*)": r"\1",
     },
     "transformers": {
-        r"embeddings\.mask_token": "",  # used in pretraining only
+        r"embeddings\.mask_token": "",  # for pretraining only
         r"embeddings\.cls_token": "cls_token",
         r"embeddings\.position_embeddings": "pos_embed",
         r"embeddings\.patch_embeddings\.projection\.(.*)": r"patch_embed.proj.\1",
@@ -65,7 +65,7 @@ NAMES = {
         r"heads\.pre_logits\.(.*)": r"pre_logits.fc.\1",
         r"heads\.head\.(.*)": r"head.\1",
     },
-    "vit-pytorch": {  # SimpleViT, and `fn` and other numbers in ViT
+    "vit-pytorch": {  # SimpleViT; ViT has `fn` and other indices
         r"cls_token": "cls_token",
         r"pos_embedding": "pos_embed",
         r"to_patch_embedding\.1\.(.*)": r"patch_embed.proj.\1",
@@ -83,7 +83,7 @@ NAMES = {
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """On models this small, two threads on a busy machine wait for each other ten times longer."""
+    """Models this small run up to ten times slower on two threads of a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -91,13 +91,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "kind"), PRECISIONS)
-def test_our_model_answers_as_the_published_one(name: str, kind: str):
+def test_our_logits_equal_the_other_librarys(name: str, kind: str):
     fixture, dtype = FIXTURES[name], getattr(torch, kind)
-    model = ours(fixture, dtype)
+    model = build_our_model(fixture, dtype)
     with torch.no_grad():
-        answer = model(torch.from_numpy(image(**fixture["image"])).to(dtype))
+        logits = model(torch.from_numpy(random_image(**fixture["image"])).to(dtype))
     published = torch.tensor(fixture["outputs"][kind], dtype=dtype)
-    torch.testing.assert_close(answer, published, rtol=0, atol=TOLERANCE[kind])
+    torch.testing.assert_close(logits, published, rtol=0, atol=TOLERANCE[kind])
 
 
 @pytest.mark.parametrize(
@@ -110,31 +110,31 @@ def test_our_model_answers_as_the_published_one(name: str, kind: str):
         ("stem", get_args(kinds.StemKind)),
     ],
 )
-def test_every_kind_of_model_has_a_published_one(setting: str, values: tuple[str, ...]):
+def test_every_kind_of_model_is_compared(setting: str, values: tuple[str, ...]):
     compared = {getattr(ViTConfig(**fixture["config"]), setting) for fixture in FIXTURES.values()}
     assert compared == set(values)
 
 
-def ours(fixture: dict[str, Any], dtype: torch.dtype) -> ViT:
-    """Our model with the peer's weights, every one in its place."""
+def build_our_model(fixture: dict[str, Any], dtype: torch.dtype) -> ViT:
+    """Vitrail's model with the weights of a fixture."""
     config = ViTConfig(**fixture["config"])
-    state = renamed(fixture, dtype)
+    state = rename_parameters(fixture, dtype)
     join_queries_keys_values(state)
-    cut_patches(state, config)
-    place_tokens(state, config)
-    add_what_is_left_out(state, config)
+    reshape_patch_projection(state, config)
+    convert_class_token(state, config)
+    add_omitted_parameters(state, config)
     with torch.device("meta"):
         model = ViT(config)
     model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
 
 
-def renamed(fixture: dict[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
+def rename_parameters(fixture: dict[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
     names = NAMES[fixture["peer"].split()[0]]
     state = {}
     for theirs, shape in fixture["shapes"].items():
         if name := rename(theirs.removeprefix("vit."), names):
-            state[name] = torch.from_numpy(weight(theirs, shape)).to(dtype)
+            state[name] = torch.from_numpy(random_weight(theirs, shape)).to(dtype)
     return state
 
 
@@ -142,26 +142,28 @@ def rename(theirs: str, names: dict[str, str]) -> str:
     for pattern, name in names.items():
         if match := re.fullmatch(pattern, theirs):
             return match.expand(name)
-    raise AssertionError(f"no place for {theirs}")
+    raise AssertionError(f"no pattern matches {theirs}")
 
 
 def join_queries_keys_values(state: dict[str, Tensor]) -> None:
     for name in [name for name in state if ".attn.q." in name]:
         q, v = state.pop(name), state.pop(name.replace(".q.", ".v."))
-        k = state.pop(name.replace(".q.", ".k."), torch.zeros_like(q))  # timm's Eva: no bias there
+        k = state.pop(
+            name.replace(".q.", ".k."), torch.zeros_like(q)
+        )  # timm's Eva has no bias for keys
         state[name.replace(".q.", ".qkv.")] = torch.cat([q, k, v])
 
 
-def cut_patches(state: dict[str, Tensor], config: ViTConfig) -> None:
-    """vit-pytorch multiplies flat patches by a matrix; in them, the channel runs fastest."""
+def reshape_patch_projection(state: dict[str, Tensor], config: ViTConfig) -> None:
+    """vit-pytorch multiplies flattened patches by a matrix, with the channels last."""
     matrix = state["patch_embed.proj.weight"]
     if matrix.ndim == 2:
         patch = (config.patch, config.patch, config.channels)
         state["patch_embed.proj.weight"] = matrix.unflatten(1, patch).permute(0, 3, 1, 2)
 
 
-def place_tokens(state: dict[str, Tensor], config: ViTConfig) -> None:
-    """A class token has a position here, and one that nobody reads is a register."""
+def convert_class_token(state: dict[str, Tensor], config: ViTConfig) -> None:
+    """A class token has a position here, and one that the head does not read is a register."""
     token, positions = state.get("cls_token"), state.get("pos_embed")
     if token is not None and positions is not None and positions.shape[1] == config.patches:
         positions = torch.cat([torch.zeros_like(token), positions], dim=1)
@@ -175,8 +177,8 @@ def place_tokens(state: dict[str, Tensor], config: ViTConfig) -> None:
         state["reg_token"] = torch.cat(registers, dim=1)
 
 
-def add_what_is_left_out(state: dict[str, Tensor], config: ViTConfig) -> None:
-    """Some peers have no bias where it would be zero, or no last layer."""
+def add_omitted_parameters(state: dict[str, Tensor], config: ViTConfig) -> None:
+    """Some libraries omit biases that are zero, or the last layer."""
     for name in [name for name in state if re.search(r"(qkv|proj)\.weight", name)]:
         zeros = torch.zeros_like(state[name]).flatten(1)[:, 0]
         state.setdefault(name.replace("weight", "bias"), zeros)

@@ -1,4 +1,4 @@
-"""Weights from their names and shapes alone, so that a fixture need not hold them."""
+"""Random weights that depend only on their names and shapes, so that fixtures do not store them."""
 
 import math
 from collections.abc import Sequence
@@ -10,31 +10,31 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 
 
-def weight(name: str, shape: Sequence[int]) -> Array:
-    """What a parameter of this name and shape holds: nothing idle, nothing that blows up.
+def random_weight(name: str, shape: Sequence[int]) -> Array:
+    """Values for a parameter of this name and shape: every one matters, and none overflows.
 
-    Patches, tokens and positions are small, as in trained models: there a wrong `eps` shows.
+    Patch projection, tokens and positions are small, as in trained models, so a wrong `eps` shows.
     """
-    x = noise(f"{name} {tuple(shape)}", shape)
+    x = uniform_noise(f"{name} {tuple(shape)}", shape)
     if len(shape) == 1:  # a bias; or a norm or layer scale, near 1
         x = 0.2 * x if name.endswith("bias") else 1 + 0.2 * x
-        # ends a branch of a ResNet: at 1, rounding in float32 grows to 7e-5 over 50 layers
+        # the last norm of a ResNet branch: at 1, float32 rounding grows to 7e-5 over 50 layers
         return 0.3 * x if "norm3" in name else x
     if shape[0] == 1:  # tokens and positions
         return 0.1 * x
-    spread = math.sqrt(3 / math.prod(shape[1:]))  # keeps the variance from layer to layer
-    return (0.1 * spread if len(shape) == 4 else spread) * x
+    scale = math.sqrt(3 / math.prod(shape[1:]))  # keeps the variance from layer to layer
+    return (0.1 * scale if len(shape) == 4 else scale) * x
 
 
-def image(seed: int, shape: Sequence[int]) -> Array:
+def random_image(seed: int, shape: Sequence[int]) -> Array:
     """A batch of images with mean 0 and variance 1."""
-    return math.sqrt(3) * noise(f"image {seed}", shape)
+    return math.sqrt(3) * uniform_noise(f"image {seed}", shape)
 
 
-def noise(seed: str, shape: Sequence[int]) -> Array:
-    """Numbers spread evenly over [-1, 1), to the last bit the same on every machine.
+def uniform_noise(seed: str, shape: Sequence[int]) -> Array:
+    """Uniform numbers in [-1, 1), identical to the bit on every machine.
 
-    NumPy promises that for the raw bits of a generator, not for its distributions.
+    NumPy guarantees that for the raw bits of a generator, not for its distributions.
     """
     number = int.from_bytes(sha256(seed.encode()).digest()[:8], "little")
     bits = np.random.PCG64(number).random_raw(math.prod(shape)) >> np.uint64(40)

@@ -83,8 +83,9 @@ def test_raw_gives_the_plain_softmax(images):
     assert np.abs(plain - classifier.probabilities(images)).max() > 0.05
 
 
-def test_the_temperature_changes_no_prediction(images):
-    classifier = make()
+@pytest.mark.parametrize("temperature", [1e-3, HOT, 1e3])
+def test_the_temperature_changes_no_prediction(images, temperature):
+    classifier = make(temperature)
     calibrated, raw = classifier.predict(images), classifier.predict(images, raw=True)
     assert [one.label for one in calibrated] == [one.label for one in raw]
 
@@ -163,6 +164,24 @@ def test_the_command_predicts_calibrated_probabilities(capsys, saved, digits, tm
             *(capsys, "explain", saved, path, "--json", "--out", tmp_path / f"why-{raw}", *flags)
         )
         assert json.loads(out.splitlines()[0])["probability"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_reports_show_calibrated_confidences():
+    from tests.run.fabricated import images as fabricate
+    from vitrail.run.predictions import Predictions, SplitOutputs
+    from vitrail.run.report.gallery import ThumbnailAlbum
+    from vitrail.run.report.page import error_cards
+
+    source = fabricate(["a", "b"])
+    logits, labels = torch.tensor([[2.0, 0.0]]), torch.tensor([1])
+    outputs = SplitOutputs(logits=logits, labels=labels, items=np.array([0]))
+    splits = {"test": outputs.to_predictions(HOT)}
+    metadata = {"classes": ["a", "b"], "images": {"test": 1}, "temperature": HOT}
+    (card,) = error_cards(
+        Predictions(splits=splits, metadata=metadata), ThumbnailAlbum(source, budget=10**6)
+    )
+    confidence = (logits / HOT).softmax(dim=1).max().item()
+    assert card["confidence"] == f"{100 * confidence:.0f} %" == "66 %"  # the plain softmax: 88 %
 
 
 def test_an_error_names_the_image(images):

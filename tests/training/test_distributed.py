@@ -201,7 +201,7 @@ def test_a_process_that_hangs_is_named_after_the_timeout():
     for found in (first, last):
         assert isinstance(found, PeerLost)
     told = [str(found) for found in (first, last)]
-    assert any("rank 1 of 3 gave no answer for 2 seconds" in line for line in told), told
+    assert any("rank 1 of 3 did not respond for 2 seconds" in line for line in told), told
 
 
 def test_a_process_that_dies_is_told_at_once():

@@ -148,7 +148,7 @@ def test_the_page_states_the_number_of_trials(run_search, tmp_path, monkeypatch)
     monkeypatch.setattr(page, "write_search_page", WRITE_PAGE)
     run_search(trials=5)
     text = (tmp_path / "out" / "search.html").read_text()
-    assert "A search of 5 trials" in text and "tested once" in text
+    assert "Hyper-parameter search: 5 trials" in text and "tested once" in text
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
     names = {file.stem for file in (tmp_path / "out" / "figures").glob("*.png")}
     assert {"history", "time", "slices", "importance"} == names
@@ -330,7 +330,7 @@ def test_too_few_minutes_are_an_error_and_can_be_raised(run_search, monkeypatch)
         lambda folder, *rest: Run(folder=folder, metrics={"val": None, "test": None}),
     )
     message = (
-        r"failed with the same error: 0\.5 minutes are over \(each trial had 0\.5 of the minutes\)"
+        r"failed with the same error: 0\.5 minutes are over \(each trial had 0\.5 minutes\)"
     )
     with pytest.raises(UserError, match=message):
         run_search(trials=3, minutes=2, settings=TIMED)
@@ -347,14 +347,14 @@ def test_minutes_and_steps_together_are_an_error(run_search, tmp_path):
 def test_minutes_and_a_space_of_epochs_together_are_an_error(run_search, tmp_path):
     (tmp_path / "space.toml").write_text('"train.epochs" = [1, 2]')
     with pytest.raises(
-        UserError, match=r"the space contains train\.epochs, .* do without `minutes`"
+        UserError, match=r"the space contains train\.epochs, .* omit `minutes`"
     ):
         run_search(minutes=2, settings=TIMED, space=tmp_path / "space.toml")
     assert not (tmp_path / "out").exists()
 
 
 def test_minutes_that_end_before_the_first_trial_are_an_error(run_search):
-    with pytest.raises(UserError, match="no trial was finished; raise `minutes`"):
+    with pytest.raises(UserError, match="no trial finished; raise `minutes`"):
         run_search(trials=3, minutes=1, settings=TIMED, started=time.monotonic() - 60)
     assert run_search(trials=1)["trials"] == 1
 
@@ -404,7 +404,7 @@ def test_a_system_error_in_a_worker_is_one_line(run_search, tmp_path, capfd):
 def test_another_space_in_the_same_folder_is_an_error(run_search, tmp_path):
     run_search(trials=1)
     (tmp_path / "space.toml").write_text('"train.lr" = [1e-3, 1e-2]')
-    with pytest.raises(UserError, match="contains a search with other space"):
+    with pytest.raises(UserError, match="contains a search with different space"):
         run_search(trials=1)
 
 
@@ -446,7 +446,7 @@ def test_a_final_run_with_other_settings_is_an_error(run_search, tmp_path):
     run_search(trials=1)
     recipe = tmp_path / "out" / "final-000" / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("\nseed = ", "\nseed = 1"))
-    with pytest.raises(UserError, match=r"final-000 has other settings than the best trial"):
+    with pytest.raises(UserError, match=r"final-000 has different settings from the best trial"):
         run_search(trials=1)
 
 

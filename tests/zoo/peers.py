@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.peers import mend_torchvision
+from bench.peers import patch_torchvision
 
-mend_torchvision()
+patch_torchvision()
 
 import timm
 import transformers

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.parity.weights import image, weight
+from tests.parity.weights import random_image, random_weight
 from vitrail.model.vit import ViT
 
 FIXTURES = Path(__file__).resolve().parents[1] / "parity" / "fixtures"
@@ -23,7 +23,7 @@ def fixture(name: str) -> dict[str, Any]:
 
 def tensors(name: str) -> dict[str, Tensor]:
     shapes = fixture(name)["shapes"]
-    return {key: torch.from_numpy(weight(key, shape)) for key, shape in shapes.items()}
+    return {key: torch.from_numpy(random_weight(key, shape)) for key, shape in shapes.items()}
 
 
 def flags(name: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def equal(model: ViT, name: str, most: float = 1e-5) -> None:
     """Fails unless the model has the published logits for the fixture's images."""
     published = fixture(name)
     expected = torch.tensor(published["outputs"]["float32"])
-    x = torch.from_numpy(image(**published["image"]))
+    x = torch.from_numpy(random_image(**published["image"]))
     torch.testing.assert_close(model(x), expected, rtol=0, atol=most)
 
 

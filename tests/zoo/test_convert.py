@@ -278,7 +278,7 @@ def test_a_conversion_reports_what_the_command_prints(tmp_path):
     assert "depth 2 -&gt; 1" in done._repr_html_() and "<out>" not in done._repr_html_()
 
 
-@pytest.mark.parametrize(("to", "words"), [("google", "is only read"), ("timmm", "is unknown")])
+@pytest.mark.parametrize(("to", "words"), [("google", "can only be read"), ("timmm", "is unknown")])
 def test_a_layout_that_cannot_be_written_is_refused(tmp_path, to, words):
     save_model(tmp_path / "in.safetensors", filled(ViTConfig(**TINY)), {})
     with pytest.raises(UserError, match=rf"{words}; choose one of timm, huggingface, torchvision"):

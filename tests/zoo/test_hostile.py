@@ -246,7 +246,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {  # writer, part of th
     "too_large_a_model": (too_large_a_model, "too large"),
     "not_the_model_it_speaks_of": (
         not_the_model_it_speaks_of,
-        "the model that its metadata describe",
+        "the model that its metadata describes",
     ),
 }
 SUFFIX = {"numpy_bomb": "npz", "one_member_twice": "npz", "array_of_objects": "npz"}

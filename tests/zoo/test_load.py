@@ -215,7 +215,7 @@ def test_sharded_weights_are_read_through_their_index(tmp_path):
     samples.equal(load_weights(index).model, "transformers-cls")
     listed.pop(names[0])
     index.write_text(json.dumps({"weight_map": listed}))
-    with pytest.raises(UserError, match="does not hold the tensors"):
+    with pytest.raises(UserError, match="does not contain the tensors"):
         load_weights(folder)
     index.write_text(json.dumps({"weight_map": {"x": "../secret.safetensors"}}))
     with pytest.raises(UserError, match="not in the same folder"):
@@ -357,7 +357,7 @@ def test_a_missing_block_stops_the_load(tmp_path):
 def test_a_tensor_of_another_shape_stops_the_load(tmp_path):
     state = samples.tensors(CLS)
     state["blocks.1.norm1.weight"] = torch.ones(35)
-    with pytest.raises(UserError, match=r"blocks\.1\.norm1\.weight as 35, which should be 36"):
+    with pytest.raises(UserError, match=r"blocks\.1\.norm1\.weight of shape 35, expected 36"):
         load_weights(saved(tmp_path / "odd.pth", state), vit=HEADS)
 
 

@@ -1,7 +1,7 @@
 """`vitrail head`: fits and compares scikit-learn classifiers on frozen features."""
 
 import json as as_json
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import vitrail
 from vitrail.cli.flags import (
@@ -29,29 +29,32 @@ if TYPE_CHECKING:
     from vitrail.heads.few_shot import FewShotScore
     from vitrail.run.head_comparison import HeadComparison
 
+HeadKinds: TypeAlias = Annotated[
+    tuple[str, ...],
+    unset(
+        name="kind",
+        metavar="KIND [KIND ...]",
+        help=f"kinds of heads to fit: {', '.join(KINDS)} (default: {DEFAULT_KIND})",
+    ),
+]
+FeatureLayers: TypeAlias = Annotated[
+    tuple[int, ...],
+    unset(
+        metavar="INT [INT ...]",
+        help="blocks whose features are concatenated, counted from 0, or from the end as -1, -2 "
+        "(default: the last)",
+    ),
+]
+
 
 def head(
     model: Model,
     data: Data,
     *,
-    kinds: Annotated[
-        tuple[str, ...],
-        unset(
-            name="kind",
-            metavar="KIND [KIND ...]",
-            help=f"kinds of heads to fit: {', '.join(KINDS)} (default: {DEFAULT_KIND})",
-        ),
-    ] = (),
+    kinds: HeadKinds = (),
     all: Switch = False,
     features: Literal["pooled", "cls", "average"] = "pooled",
-    layers: Annotated[
-        tuple[int, ...],
-        unset(
-            metavar="INT [INT ...]",
-            help="blocks whose features are concatenated, counted from 0, or from the end as "
-            "-1, -2 (default: the last)",
-        ),
-    ] = (),
+    layers: FeatureLayers = (),
     shots: Annotated[tuple[int, ...], unset(metavar="INT [INT ...]")] = (),
     out: OptionalPath = None,
     batch: BatchSize = 64,

@@ -202,7 +202,7 @@ def machine_is_shared(seconds: float = 0.1) -> bool:
 
 def cpu_times() -> list[int]:
     """Ticks summed over all cores: user, nice, system, idle, iowait, irq, softirq, steal."""
-    with open("/proc/stat") as file:
+    with open("/proc/stat", encoding="utf-8") as file:
         return [int(ticks) for ticks in file.readline().split()[1:9]]
 
 

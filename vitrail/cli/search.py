@@ -67,9 +67,8 @@ def search(
 ) -> None:
     """Search hyper-parameters, by Bayesian optimisation or on a grid.
 
-    Starts from the recipe that `vitrail train` would choose, with the changes given below. Trials
-    are compared on the validation split; the best one is trained again and tested once. An existing
-    search in --out is resumed.
+    Trials start from the recipe that `vitrail train` would choose, and are compared on the
+    validation split; the best one is trained again and tested once. Resumes a search in --out.
 
     Args:
         grid: try every combination instead of Bayesian optimisation

@@ -1,7 +1,7 @@
 """Augmentation, each random choice a function of (seed, epoch, item).
 
-All functions take whole batches, in which every image has its own random numbers; a batch may be a
-single image.
+All functions take batches, in which every image has its own random numbers; a batch may be a single
+image.
 """
 
 import math
@@ -29,7 +29,7 @@ from vitrail.data.preprocess import resize
 
 Uniforms = Mapping[str, Numbers]  # for each random choice, one number in [0, 1) per image
 
-# The order is part of the hash: a new choice goes to the end, or seeded runs change.
+# The order is part of the hash: append new choices at the end, or seeded runs change.
 RANDOM_CHOICES = (
     *("flip", "top", "left", "area", "ratio", "rotate", "zoom", "shear"),
     *("operation 1", "magnitude 1", "sign 1", "operation 2", "magnitude 2", "sign 2"),
@@ -184,7 +184,7 @@ def random_erasing(images: Tensor, settings: Augment, uniforms: Uniforms) -> Ten
 
 
 def interval_mask(start: Numbers, length: Numbers, size: int) -> Tensor:
-    """Marks the pixels whose centres lie in each interval: bool (B, size)."""
+    """Marks the pixels whose centres are inside each interval: bool (B, size)."""
     centres = np.arange(size) + 0.5
     return torch.from_numpy((centres >= start[:, None]) & (centres < (start + length)[:, None]))
 

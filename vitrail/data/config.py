@@ -24,9 +24,13 @@ NORMALISATIONS = {
 class Preprocess:
     size: int | tuple[int, int] = 224  # input resolution in pixels, or (height, width)
     crop: float = 1.0  # center crop ratio: resize to size / crop, then center-crop to size
-    interpolation: Interpolation = "bicubic"  # of the resize; downscaling is antialiased
-    mean: tuple[float, ...] = (0.5,)  # subtracted from pixels in [0, 1]; per channel or one for all
-    std: tuple[float, ...] = (0.5,)  # divides the result; one value per channel or one for all
+    interpolation: Interpolation = "bicubic"  # interpolation of the resize, with antialiasing
+    mean: tuple[float, ...] = (
+        0.5,
+    )  # subtracted mean of pixels in [0, 1]; per channel or one for all
+    std: tuple[float, ...] = (
+        0.5,
+    )  # standard deviation to divide by; per channel or one for all
     channels: int = 3  # input channels: 1 greyscale, 3 RGB, other numbers for other sensors
 
     def __post_init__(self) -> None:
@@ -96,7 +100,7 @@ class Augment:
     rotate: float = 0.0  # maximum rotation in degrees
     zoom: float = 0.0  # maximum zoom in or out, as a fraction of the side
     shear: float = 0.0  # maximum horizontal shear, in pixels per pixel of height
-    policy: Policy = "none"  # trivial: TrivialAugment (1 operation), rand: RandAugment (2)
+    policy: Policy = "none"  # random operations: TrivialAugment (one) or RandAugment (two)
     magnitude: float = 1.0  # policy magnitude in [0, 1]: the maximum (trivial) or fixed (rand)
     erase: float = 0.0  # probability of random erasing
     mixup: float = 0.0  # mixup alpha; 0 disables mixup (Zhang et al., 2018)

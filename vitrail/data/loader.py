@@ -103,9 +103,9 @@ class Loader:
     def prepare(self, *splits: Split, training: bool = True) -> None:
         """Decodes the splits, all by default, if they fit into the cache.
 
-        One error names all broken images; with `skip_broken` they are skipped instead. Without
-        room in the cache, a broken image is an error when its batch comes. `training` false caches
-        the train split center-cropped, as for evaluation.
+        One error names all broken images; with `skip_broken` they are skipped instead. If a split
+        is not cached, a broken image is an error when its batch comes. `training` false caches the
+        train split center-cropped, as for evaluation.
         """
         broken: Broken = {}
         try:
@@ -191,8 +191,9 @@ class Loader:
     def evaluation(
         self, split: Split, batch: int | None = None, limit: int | None = None
     ) -> Iterator[Batch]:
-        """Yields this rank's part of a split, each image once and in order; the last batch is
-        smaller. `limit` is a maximum number of images, evenly spaced over the split.
+        """Yields this rank's part of a split in order, each image once; the last batch is smaller.
+
+        `limit` is a maximum number of images, evenly spaced over the split.
         """
         items = self.rank_items(split, limit)
         if not len(items):
@@ -262,7 +263,9 @@ class Loader:
             yield task, torch.from_numpy(slot).view(count, *shape)[: len(task.items)]
 
     def _normalise(self, images: Tensor) -> Tensor:
-        return normalise(self.preprocess, images.to(self.device, non_blocking=True))
+        # CUDA copies unpinned memory before it returns; MPS may read it after the slot is reused
+        non_blocking = self.device.type == "cuda"
+        return normalise(self.preprocess, images.to(self.device, non_blocking=non_blocking))
 
     def _labels(self, items: Items) -> Tensor:
         return torch.from_numpy(self.source.labels[items]).to(self.device)

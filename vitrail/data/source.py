@@ -23,7 +23,7 @@ class Item:
     content: bytes | np.ndarray  # an encoded file, or pixels (height, width, channels)
     label: int
     id: str  # a stable name: "cat/1.jpg", "train-000.tar:0007", "cifar10/train/00017"
-    suffix: str = ""  # of the file name, in lower case: ".jpg"; empty if there is no file
+    suffix: str = ""  # of the file name, in lower case: ".jpg"; empty without a file
 
 
 class Source(Protocol):
@@ -60,7 +60,7 @@ class Source(Protocol):
         """The size of each item in bytes."""
 
     @property
-    def dates(self) -> NDArray[np.int64]:
+    def mtimes(self) -> NDArray[np.int64]:
         """Modification time of each item's file, in nanoseconds since 1970; 0 without a file."""
 
     @property
@@ -91,17 +91,17 @@ def sample_indices(source: Source) -> NDArray[np.int64]:
     return indices
 
 
-def fingerprint(source: Source, *, dates: bool = False) -> str:
+def fingerprint(source: Source, *, mtimes: bool = False) -> str:
     """Computes a checksum that changes with added, removed, renamed, relabelled or resized items.
 
-    With `dates` it also changes with the modification times, so it detects edits of the same size,
+    With `mtimes` it also changes with the modification times, so it detects edits of the same size,
     but the same data copied to another machine differs too: right for a cache, too strict for a
     resume.
     """
     checksum = hashlib.sha256()
     for text in (*source.classes, "", *source.ids):
         checksum.update(text.encode("utf-8", "surrogateescape") + b"\0")
-    arrays = [source.labels, source.sizes, *([source.dates] if dates else [])]
+    arrays = [source.labels, source.sizes, *([source.mtimes] if mtimes else [])]
     for numbers in arrays:
         checksum.update(np.ascontiguousarray(numbers, "<i8").tobytes())
     for name in ("val", "test"):

@@ -203,7 +203,7 @@ def load_digests(
     positions = indices if names == source.ids else find_rows(source, indices, names)
     known = positions >= 0
     known &= saved["sizes"][positions] == source.sizes[indices]
-    known &= saved["dates"][positions] == source.dates[indices]
+    known &= saved["dates"][positions] == source.mtimes[indices]
     rows[known] = saved["digests"][positions[known]]
     return known, rows
 
@@ -220,5 +220,5 @@ def save_digests(source: Source, indices: NDArray[np.int64], rows: NDArray[np.ui
         return
     names = PackedNames(source.ids[int(number)] for number in indices)
     arrays = {"names": names.array, "starts": names.starts, "digests": rows}
-    arrays |= {"sizes": source.sizes[indices], "dates": source.dates[indices]}
+    arrays |= {"sizes": source.sizes[indices], "dates": source.mtimes[indices]}
     save_arrays("digests", source.path, arrays)

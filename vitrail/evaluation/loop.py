@@ -25,12 +25,12 @@ def compute_logits(
     labels: list[Tensor] = []
     with eval_mode(model), torch.inference_mode(), autocast:
         for images, targets in batches:
-            output: Tensor = model(images.to(device, non_blocking=True))
+            output: Tensor = model(images.to(device, non_blocking=device.type == "cuda"))
             outputs.append(output.to(torch.promote_types(output.dtype, torch.float32)).cpu())
             labels.append(targets.cpu())
             progress(len(images))
     if not outputs:
-        raise UserError("the data has no images to evaluate; give at least one")
+        raise UserError("there are no images to evaluate; give at least one")
     logits = torch.cat(outputs)
     if bad := int((~logits.isfinite()).any(dim=1).sum()):
         raise UserError(

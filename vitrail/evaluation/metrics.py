@@ -15,7 +15,7 @@ Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal: a two-sided 
 ECE_BINS = 15  # Guo et al., 2017
 CONFIDENT_ERRORS = 20  # misclassified images that `vitrail evaluate` lists
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3  # the range that `fit_temperature` searches
-BISECTIONS = 60  # halvings of that range: the rest is below the precision of float64
+BISECTIONS = 60  # halvings of that range, after which it is narrower than float64 resolves
 
 
 def accuracy(logits: Tensor, labels: Tensor, top: int = 1) -> float:
@@ -50,7 +50,7 @@ class ClassScore:
 
 
 def score_classes(confusion: Tensor) -> list[ClassScore]:
-    """Scores of each class from a confusion matrix; a ratio with denominator 0 is 0."""
+    """Scores of each class from a confusion matrix; 0 where a denominator is 0."""
     scores = []
     for correct, predicted, count in zip(
         confusion.diag().tolist(),
@@ -97,7 +97,7 @@ def reliability_diagram(
 
 
 def bin_confidences(confidence: Tensor, correct: Tensor, bins: int = ECE_BINS) -> list[Bin]:
-    """The same from the confidence (N) of each prediction and whether it is correct (N)."""
+    """A reliability diagram from confidences (N) and whether each prediction is correct (N)."""
     confidence, correct = confidence.double(), correct.double()
     index = (confidence * bins).ceil().clamp(1, bins) - 1  # ranges include their upper end
     diagram = []
@@ -114,7 +114,7 @@ def bin_confidences(confidence: Tensor, correct: Tensor, bins: int = ECE_BINS) -
 
 
 def calibration_error(diagram: list[Bin]) -> float:
-    """Expected calibration error: the mean gap of confidence and accuracy (Naeini et al., 2015)."""
+    """Expected calibration error: mean |confidence - accuracy| (Naeini et al., 2015)."""
     total = sum(bin.count for bin in diagram)
     return sum(bin.count * abs(bin.confidence - bin.accuracy) for bin in diagram) / total
 
@@ -122,23 +122,23 @@ def calibration_error(diagram: list[Bin]) -> float:
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """The temperature that minimises the log-loss (Guo et al., 2017), from validation data.
 
-    One pseudo-image with mean sorted logits and a uniform label regularises the fit: without it,
-    a validation set without errors has no minimum.
+    A pseudo-image with the mean sorted logits and a uniform label regularises the fit: otherwise
+    the log-loss of a validation set without errors has no minimum.
     """
     scores = logits.double()
     pseudo = scores.sort(dim=1).values.mean(dim=0, keepdim=True)
     observed = scores.gather(1, labels[:, None]).sum() + pseudo.mean()
     scores = torch.cat([scores, pseudo])
 
-    def slope(sharpness: float) -> float:  # of the log-loss, which is convex in 1 / temperature
-        expected = ((scores * sharpness).softmax(dim=1) * scores).sum()
+    def slope(inverse: float) -> float:  # of the log-loss, which is convex in 1 / temperature
+        expected = ((scores * inverse).softmax(dim=1) * scores).sum()
         return float(expected - observed)
 
     low, high = math.log(1 / MAX_TEMPERATURE), math.log(1 / MIN_TEMPERATURE)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        steep = slope(math.exp(middle))
-        low, high = (middle if steep <= 0 else low), (middle if steep >= 0 else high)
+        value = slope(math.exp(middle))
+        low, high = (middle if value <= 0 else low), (middle if value >= 0 else high)
     return math.exp(-(low + high) / 2)
 
 
@@ -177,8 +177,8 @@ def mcnemar(first: Tensor, second: Tensor, labels: Tensor) -> float:
 
     It depends only on the discordant images, which exactly one of the models classifies correctly.
     """
-    correct, also = first == labels, second == labels
-    only_first, only_second = int((correct & ~also).sum()), int((~correct & also).sum())
+    a, b = first == labels, second == labels
+    only_first, only_second = int((a & ~b).sum()), int((~a & b).sum())
     discordant = only_first + only_second
     term = tail = 1  # binomial coefficient (discordant, k), and its sum up to the smaller count
     for k in range(min(only_first, only_second)):

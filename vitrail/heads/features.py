@@ -45,13 +45,13 @@ class Features:
     def __post_init__(self) -> None:
         if self.kind not in FEATURE_KINDS:
             raise UserError(
-                f"features {self.kind!r} are unknown; choose {' or '.join(FEATURE_KINDS)}"
+                f"features {self.kind!r} are unknown; choose one of {', '.join(FEATURE_KINDS)}"
             )
 
     def check_model(self, model: ViT) -> None:
         if self.kind == "cls" and model.config.pool != "cls":
             raise UserError(
-                f"the model has no [CLS] token, it pools by {model.config.pool!r}; "
+                f"the model has no [CLS] token: its pool is {model.config.pool!r}; "
                 f"choose pooled or average features"
             )
 
@@ -97,10 +97,11 @@ class FeatureExtractor:
         device = next(self.model.parameters()).device
         dtype = compute_dtype("auto", device)
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            output = self.features.extract(self.model, images.to(device, non_blocking=True))
+            images = images.to(device, non_blocking=device.type == "cuda")
+            output = self.features.extract(self.model, images)
         rows: NDArray[np.float32] = output.float().cpu().numpy()
         if not np.isfinite(rows).all():
-            raise UserError("features are NaN or infinite: the weights are damaged; use others")
+            raise UserError("features are NaN or infinite: the weights are damaged; use other weights")
         return rows
 
     def extract_split(self, source: Source, split: Split) -> Examples:

@@ -31,7 +31,7 @@ def evaluate_few_shot(
 ) -> FewShotScore:
     """Fits a kind of head on `DRAWS` samples with its default parameters.
 
-    A few shots are too few for cross-validation. All kinds get the same samples.
+    So few images do not allow cross-validation. All kinds get the same samples.
     """
     if shots < find_kind(name).min_shots:
         return FewShotScore(shots=shots, draws=0, mean=None, std=None)
@@ -73,4 +73,4 @@ def sample_shots(
 def check_shots(shots: Sequence[int]) -> None:
     for number in shots:
         if number < 1:
-            raise UserError(f"`shots` is {number}; give integers of at least 1")
+            raise UserError(f"`shots` is {number}; give positive integers")

@@ -94,8 +94,8 @@ ALLOWED_TYPES = set(VALIDATED_TYPES) | {
 log = logging.getLogger(__name__)
 
 
-def serialize_head(head: Head) -> bytes:
-    """The content of a head's file; refuses a head that could not be loaded again."""
+def serialise_head(head: Head) -> bytes:
+    """The content of a head's file; raises if the head could not be loaded again."""
     require_sklearn()
     import sklearn
     from skops.io import dumps
@@ -123,13 +123,13 @@ def serialize_head(head: Head) -> bytes:
         raise UserError(
             f"a head of kind {head.kind} cannot be saved safely: it contains "
             f"{', '.join(unknown[:3])}, which is not among the audited types; "
-            f"choose a kind of `vitrail head`"
+            f"choose a kind that `vitrail head` lists"
         )
     return content
 
 
 def write_head_file(path: str | Path, head: Head) -> None:
-    files.write_file(path, serialize_head(head))
+    files.write_file(path, serialise_head(head))
 
 
 def read_head_file(path: str | Path) -> Head:
@@ -140,12 +140,12 @@ def read_head_file(path: str | Path) -> Head:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(
-            f"cannot read the head {path}: {error.strerror}; `vitrail head MODEL DATA` makes one"
+            f"cannot read the head {path}: {error.strerror}; `vitrail head MODEL DATA` creates one"
         ) from error
-    return deserialize_head(content, str(path))
+    return deserialise_head(content, str(path))
 
 
-def deserialize_head(content: bytes, name: str) -> Head:
+def deserialise_head(content: bytes, name: str) -> Head:
     """The head in a file's content; `name` is the file's, for errors."""
     require_sklearn()
     try:
@@ -155,7 +155,7 @@ def deserialize_head(content: bytes, name: str) -> Head:
     if unknown:
         raise UserError(
             f"{name} contains {', '.join(unknown[:3])}, which is not among the types that are "
-            f"safe to load; nothing was loaded: use a head made by `vitrail head`"
+            f"safe to load; nothing was loaded, use a head created by `vitrail head`"
         )
     try:
         return build_head(content, name)
@@ -168,7 +168,7 @@ def deserialize_head(content: bytes, name: str) -> Head:
 def damaged_head_error(name: str, error: Exception) -> UserError:
     return UserError(
         f"{name} is not a readable head: {type(error).__name__} {str(error)[:120]}; "
-        f"remove it and make it again with `vitrail head MODEL DATA`"
+        f"remove it and create it again with `vitrail head MODEL DATA`"
     )
 
 
@@ -214,12 +214,12 @@ def build_head(content: bytes, name: str) -> Head:
     if table["format"] != FORMAT:
         raise UserError(
             f"{name} has format {table['format']}, this version reads {FORMAT}; "
-            f"make it again with `vitrail head`"
+            f"create it again with `vitrail head`"
         )
     version = table["versions"]["scikit-learn"]
     if version.split(".")[:2] != sklearn.__version__.split(".")[:2]:
         log.warning(
-            f"{name} was made with scikit-learn {version}; {sklearn.__version__} is installed"
+            f"{name} was created with scikit-learn {version}; {sklearn.__version__} is installed"
         )
     head = Head(
         kind=str(table["kind"]),
@@ -256,7 +256,7 @@ def check_estimator(estimator: Any, width: int) -> None:
             check_svm(part)
         elif isinstance(part, NearestNeighbours):
             if not 1 <= part.k <= len(part.rows_) or part.metric not in get_args(Metric):
-                raise ValueError(f"k is {part.k!r}, the metric {part.metric!r}")
+                raise ValueError(f"k {part.k!r} or metric {part.metric!r} is invalid")
             if part.rows_.shape != (len(part.labels_), width):
                 raise ValueError("rows and labels have different lengths")
 
@@ -292,13 +292,13 @@ def check_tree(left: Any, right: Any, feature: Any, features: int) -> None:
 
 
 def check_predictor(nodes: Any, width: int) -> None:
-    """The same for the trees of gradient boosting, which must not split on categories."""
+    """Like `check_tree`, for gradient boosting, whose trees must not split on categories."""
     index, leaf = np.arange(len(nodes)), nodes["is_leaf"] != 0
     left, right = nodes["left"].astype(np.int64), nodes["right"].astype(np.int64)
     valid = [(child > index) & (child < len(nodes)) for child in (left, right)]
     known = (nodes["feature_idx"] >= 0) & (nodes["feature_idx"] < width)
     if (nodes["is_categorical"] != 0).any():
-        raise ValueError("a tree splits on categories, and features are numbers")
+        raise ValueError("a tree splits on categories, but features are numbers")
     if not len(nodes) or not (leaf | (valid[0] & valid[1] & known)).all():
         raise ValueError("a tree has an index out of range")
 

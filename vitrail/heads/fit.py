@@ -1,4 +1,4 @@
-"""Fits a kind of head, with hyper-parameters chosen by cross-validation on training images."""
+"""Fits a head, with hyper-parameters chosen by cross-validation on the training images."""
 
 import time
 import warnings
@@ -72,7 +72,7 @@ def fit_kind(
 
 
 def ignore_convergence_warnings() -> "warnings.catch_warnings[None]":
-    """The iterations of the solvers are limited on purpose."""
+    """Ignores ConvergenceWarning: the solvers' iterations are limited on purpose."""
     from sklearn.exceptions import ConvergenceWarning
 
     return warnings.catch_warnings(action="ignore", category=ConvergenceWarning)
@@ -116,8 +116,8 @@ def choose_neighbours(
     counts = [k for k in NEIGHBOUR_COUNTS if k < len(x)] or [1]
     scores: dict[tuple[Metric, int], float] = {}
     for metric in METRICS:
-        _, near = NeighbourSearch(x, metric).kneighbors(x, min(max(counts) + 1, len(x)))
-        others = drop_self(near)
+        _, neighbours = NeighbourSearch(x, metric).kneighbors(x, min(max(counts) + 1, len(x)))
+        others = drop_self(neighbours)
         for k in counts:
             predicted = count_votes(y[others[:, :k]], classes).argmax(axis=1)
             scores[metric, k] = float((predicted == y).mean())
@@ -125,18 +125,18 @@ def choose_neighbours(
     return {"k": k, "metric": metric}, scores[metric, k]
 
 
-def drop_self(near: NDArray[np.int64]) -> NDArray[np.int64]:
+def drop_self(neighbours: NDArray[np.int64]) -> NDArray[np.int64]:
     """Removes each row from its own neighbours, or the last one if duplicates displaced it."""
-    own = near == np.arange(len(near))[:, None]
+    own = neighbours == np.arange(len(neighbours))[:, None]
     own[~own.any(axis=1), -1] = True
-    others: NDArray[np.int64] = near[~own].reshape(len(near), -1)
+    others: NDArray[np.int64] = neighbours[~own].reshape(len(neighbours), -1)
     return others
 
 
 def stratified_sample(y: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
-    """Indices of about `limit` images at most, with at least `FOLDS` of each class if it has any.
+    """Indices of a stratified sample of about `limit` images.
 
-    Classes keep their proportions otherwise.
+    Classes keep their proportions, but each has at least `FOLDS` images, or all that it has.
     """
     if len(y) <= limit:
         return np.arange(len(y))

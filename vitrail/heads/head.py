@@ -1,4 +1,4 @@
-"""A fitted head: logits from features, and all that is needed to use it again."""
+"""A fitted head: logits from features, and everything needed to use it again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,10 +33,10 @@ class Head:
     classes: tuple[str, ...]
     features: Features
     width: int  # number of features
-    weights_hash: str  # checksum of the model that extracts the features
+    weights_hash: str  # of the model that extracts the features; see `hash_weights`
     preprocess: Mapping[str, Any]  # preprocessing of that model
     data: Mapping[str, Any] = field(default_factory=dict)  # name, source, columns, fingerprint
-    temperature: float | None = None  # fitted on validation images; None without any
+    temperature: float | None = None  # fitted on validation images; None if there are none
 
     def __repr__(self) -> str:
         names = ", ".join(self.classes[:3]) + (", ..." if len(self.classes) > 3 else "")
@@ -107,7 +107,7 @@ def score_all_classes(estimator: Any, x: NDArray[np.float32], classes: int) -> N
 
 
 def fit_head_temperature(estimator: Any, classes: int, held_out: Examples) -> float | None:
-    """The temperature of an estimator, from images it was not fitted on; None without any."""
+    """The temperature of an estimator, from images it was not fitted on; None if there are none."""
     if not len(held_out):
         return None
     scores = score_all_classes(estimator, held_out.x, classes)

@@ -12,10 +12,10 @@ from vitrail.errors import UserError
 
 FOREST_BYTES = 5e8  # memory for the trees of a forest: every node holds a float64 for each class
 MIN_TREES, MAX_TREES = 20, 200
-BOOSTING_TREES = 3000  # about: boosting grows one tree for each class in each iteration
+BOOSTING_TREES = 3000  # in all, roughly: each iteration grows one tree per class
 MIN_ROUNDS, MAX_ROUNDS = 10, 200  # boosting iterations
-BOOSTING_COMPONENTS = 64  # principal components: more cost much time and gain little accuracy
-MAX_KERNEL_IMAGES = 10_000  # the training time of a kernel SVM grows with their square or faster
+BOOSTING_COMPONENTS = 64  # principal components: more are slow and gain little accuracy
+MAX_KERNEL_IMAGES = 10_000  # training time of a kernel SVM is at least quadratic in them
 NEIGHBOURS = 5  # k of k-NN without cross-validation, as in scikit-learn
 
 ParameterGrid = Mapping[str, Sequence[Any]]
@@ -140,7 +140,7 @@ KINDS = {
         grid={"logisticregression__C": (0.1, 0.01, 0.001, 1.0)},
     ),
     "linear-svm": HeadKind(
-        description="linear support vector machine, one against the rest",
+        description="linear support vector machine, one versus rest",
         build=build_linear_svm,
         grid={"linearsvc__C": (0.01, 0.001, 0.1)},
     ),

@@ -17,13 +17,13 @@ CHUNK_DISTANCES = 1 << 23  # distances computed at once: 32 MiB in float32
 EXTRA_CANDIDATES = 6  # candidates beyond k: float32 may rank some of them in the wrong order
 MAX_BLOCK = 64  # distances, at most, that `select_smallest` first reduces to their minimum
 MIN_BLOCK = 4  # with smaller blocks, a plain top-k is faster
-TINY_NORM = 1e-300  # avoids a division by zero where a row has norm 0
+TINY_NORM = 1e-300  # avoids division by zero for rows of norm 0
 
 
 class NearestNeighbours:
     """Majority vote of the `k` nearest training rows, like scikit-learn's KNeighborsClassifier.
 
-    Of equally near rows the earlier one counts, of classes with equally many votes the lower one.
+    Ties go to the earlier row, and among classes to the lower index.
     """
 
     def __init__(self, k: int = 5, metric: Metric = "euclidean"):
@@ -32,7 +32,7 @@ class NearestNeighbours:
 
     def fit(self, x: NDArray[Any], y: NDArray[Any]) -> "NearestNeighbours":
         if not 1 <= self.k <= len(x):
-            raise UserError(f"k is {self.k}; give an integer from 1 to {len(x)}, all images")
+            raise UserError(f"k is {self.k}; give an integer from 1 to {len(x)}, the number of images")
         self._search = None
         self.classes_, self.labels_ = np.unique(y, return_inverse=True)
         self.rows_ = np.ascontiguousarray(x, np.float32)
@@ -42,8 +42,8 @@ class NearestNeighbours:
         """The fraction of the votes for each class."""
         if self._search is None:
             self._search = NeighbourSearch(self.rows_, self.metric)
-        near = self._search.kneighbor_sets(x, self.k)
-        return count_votes(self.labels_[near], len(self.classes_)) / self.k
+        neighbours = self._search.kneighbor_sets(x, self.k)
+        return count_votes(self.labels_[neighbours], len(self.classes_)) / self.k
 
     def predict(self, x: NDArray[Any]) -> NDArray[Any]:
         labels: NDArray[Any] = self.classes_[self.predict_proba(x).argmax(axis=1)]
@@ -104,16 +104,16 @@ class NeighbourSearch:
             index[part] = candidates[:, :k]
             if k < len(self.rows):
                 gap = values[:, k].double() - values[:, k - 1]
-                unsure = (gap <= 2 * bound).nonzero()[:, 0]
-                if len(unsure):
-                    _, exact = self.refine(queries[unsure], buffer[unsure], bound[unsure], k)
-                    index[part.start + unsure] = exact
+                ambiguous = (gap <= 2 * bound).nonzero()[:, 0]
+                if len(ambiguous):
+                    _, exact = self.refine(queries[ambiguous], buffer[ambiguous], bound[ambiguous], k)
+                    index[part.start + ambiguous] = exact
         return index.numpy()
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Slices of the queries, the queries, and a buffer for their distances.
 
-        All chunks share one buffer: allocating one for each takes a fifth of the time.
+        All chunks share one buffer: allocating one per chunk would take a fifth of the time.
         """
         queries, size = to_float64(x, self.metric), max(1, CHUNK_DISTANCES // len(self.rows))
         buffer = torch.empty(min(size, len(x)), len(self.rows))
@@ -140,8 +140,8 @@ class NeighbourSearch:
         if candidates.shape[1] < len(self.rows):
             centred = x - self.mean
             limit = values[:, -1].double() + centred.square().sum(dim=1)
-            unsure = squares[:, -1] >= limit - bound
-            for row in unsure.nonzero()[:, 0].tolist():
+            ambiguous = squares[:, -1] >= limit - bound
+            for row in ambiguous.nonzero()[:, 0].tolist():
                 squares[row], index[row] = self.search_float64(x[row], centred[row], k)
         return squares, index
 

@@ -45,15 +45,15 @@ def attention(
     queries = query_tokens(model, images, rows)
     wanted = resolve_indices(layers, len(model.blocks), "layers")
     selected = resolve_indices(heads, model.config.heads, "heads")
-    found = {}
+    maps = {}
     with evaluation_mode(model), torch.no_grad():
         for number, layer in zip(
             range(max(wanted) + 1), iterate_layers(model, images), strict=False
         ):
             if number in wanted:
                 chunks = layer.weights(queries, selected)
-                found[number] = mean_row(chunks) if rows == "mean" else concatenate_rows(chunks)
-    return [check_finite(found[number], model, images) for number in wanted]
+                maps[number] = mean_row(chunks) if rows == "mean" else concatenate_rows(chunks)
+    return [check_finite(maps[number], model, images) for number in wanted]
 
 
 def pool_attention(model: ViT, images: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def render_page(
     explanations: Sequence[ExplanationArrays], overviews: Sequence[bytes], title: str
 ) -> str:
     """The whole page; `overviews` are PNGs for browsers without JavaScript."""
-    script = (FOLDER / "page.js").read_text()
+    script = (FOLDER / "page.js").read_text(encoding="utf-8")
     template = load_templates(FOLDER).get_template("page.html")
     return template.render(
         version=__version__,

@@ -56,7 +56,7 @@ def quantize_attention(
     count = grid[0] * grid[1]
     names = choose_maps(layers, heads, max_bytes // ((1 + count) * count))
     cells = cell_indices(model.config.prefix, (rows, columns), side).to(x.device)  # (N)
-    found: dict[MapName, Tensor] = {}
+    maps: dict[MapName, Tensor] = {}
     with evaluation_mode(model), torch.no_grad():
         flow: Tensor | None = None
         for number, layer in enumerate(iterate_layers(model, x)):
@@ -65,12 +65,12 @@ def quantize_attention(
             step = add_residual(mean[None])[0]  # (N, N)
             flow = step if flow is None else step @ flow
             for head, columns_merged in zip(own, single, strict=True):
-                found[number, head] = merge_rows(columns_merged, cells, model)
+                maps[number, head] = merge_rows(columns_merged, cells, model)
             if (number, MEAN) in names:
-                found[number, MEAN] = merge_rows(merge_columns(mean, cells), cells, model)
+                maps[number, MEAN] = merge_rows(merge_columns(mean, cells), cells, model)
         assert flow is not None
-        found[ROLLOUT, MEAN] = merge_rows(merge_columns(flow, cells), cells, model)
-    return quantize_maps({name: found[name] for name in names}, len(layers), grid, side)
+        maps[ROLLOUT, MEAN] = merge_rows(merge_columns(flow, cells), cells, model)
+    return quantize_maps({name: maps[name] for name in names}, len(layers), grid, side)
 
 
 def fuse_and_merge(
@@ -133,17 +133,15 @@ def merge_rows(attention: Tensor, cells: Tensor, model: ViT) -> Tensor:  # (N, c
 
 
 def quantize_maps(
-    found: dict[MapName, Tensor], requested_layers: int, grid: tuple[int, int], cell_side: int
+    maps: dict[MapName, Tensor], requested_layers: int, grid: tuple[int, int], cell_side: int
 ) -> PatchAttention:
-    stacked = (
-        torch.stack(list(found.values())).float().cpu().numpy()
-    )  # (maps, 1 + cells, 1 + cells)
+    stacked = torch.stack(list(maps.values())).float().cpu().numpy()  # (maps, 1 + cells, 1 + cells)
     prefix, weights = stacked[:, :, 0], stacked[:, :, 1:]
     row_max = weights.max(axis=2)  # (maps, 1 + cells)
     levels = np.rint(weights / np.maximum(row_max, np.float32(1e-30))[:, :, None] * 255)
     return PatchAttention(
         requested_layers=requested_layers,
-        maps=tuple(found),
+        maps=tuple(maps),
         grid=grid,
         cell_side=cell_side,
         levels=levels.astype(np.uint8),

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from vitrail.model.config import STAGES, ViTConfig
 from vitrail.model.resnet import ResNet
 
+WITHOUT_FLOAT64 = ("mps",)  # types of devices; the CPU computes position embeddings for them
+
 
 class PatchEmbed(nn.Module):
     """Multiplies each flattened patch by one matrix: x E of equation 1.
@@ -41,13 +43,19 @@ def interpolate_positions(positions: Tensor, old: tuple[int, int], new: tuple[in
     return x.flatten(2).mT.to(positions.dtype)  # (1, P, D)
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """The device itself, or the CPU if the device does not support float64."""
+    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
+
+
 def sincos_positions(grid: tuple[int, int], width: int, like: Tensor) -> Tensor:
     """Fixed 2D sine-cosine position embeddings (Beyer et al., 2022), in the dtype of `like`."""
-    omega = 10_000 ** -torch.linspace(0, 1, width // 4, dtype=torch.float64, device=like.device)
-    rows, columns = (torch.arange(n, dtype=torch.float64, device=like.device) for n in grid)
+    device = float64_device(like.device)
+    omega = 10_000 ** -torch.linspace(0, 1, width // 4, dtype=torch.float64, device=device)
+    rows, columns = (torch.arange(n, dtype=torch.float64, device=device) for n in grid)
     y, x = torch.meshgrid(rows, columns, indexing="ij")  # each (rows, columns)
     y, x = y.flatten()[:, None] * omega, x.flatten()[:, None] * omega  # each (P, D / 4)
-    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).to(like.dtype)  # (P, D)
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).to(like)  # (P, D)
 
 
 def rotary_positions(grid: tuple[int, int], head_width: int, prefix: int, like: Tensor) -> Tensor:
@@ -56,16 +64,17 @@ def rotary_positions(grid: tuple[int, int], head_width: int, prefix: int, like: 
     The angles grow linearly with row and column, so that the product of a query and a key depends
     on the offset between their patches. The `prefix` tokens are not rotated.
     """
-    frequencies = torch.arange(head_width // 4, dtype=torch.float64, device=like.device)
+    device = float64_device(like.device)
+    frequencies = torch.arange(head_width // 4, dtype=torch.float64, device=device)
     period = 100 ** (frequencies * 4 / head_width)
     # patch centres, scaled to the range -1 to 1 for any grid
     rows, columns = (
-        torch.arange(0.5, n, dtype=torch.float64, device=like.device) / n * 2 - 1 for n in grid
+        torch.arange(0.5, n, dtype=torch.float64, device=device) / n * 2 - 1 for n in grid
     )
     centres = torch.cartesian_prod(rows, columns)  # (P, 2)
     angle = (2 * math.pi * centres[:, :, None] / period).flatten(1).tile(2)  # (P, d)
     angle = F.pad(angle, (0, 0, prefix, 0))  # (N, d)
-    return torch.stack([angle.cos(), angle.sin()])[:, None, None].to(like.dtype)  # (2, 1, 1, N, d)
+    return torch.stack([angle.cos(), angle.sin()])[:, None, None].to(like)  # (2, 1, 1, N, d)
 
 
 def apply_rotary(x: Tensor, rope: Tensor | None) -> Tensor:  # (B, h, N, d)

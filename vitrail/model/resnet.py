@@ -41,21 +41,12 @@ class Bottleneck(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, stride: int):
         super().__init__()
-        bottleneck = out_channels // 4
-        self.downsample = (
-            nn.Identity()
-            if in_channels == out_channels
-            else ConvNorm(in_channels, out_channels, 1, stride)
-        )
-        self.conv1, self.norm1 = StdConv2d(in_channels, bottleneck, 1), nn.GroupNorm(32, bottleneck)
-        self.conv2, self.norm2 = (
-            StdConv2d(bottleneck, bottleneck, 3, stride),
-            nn.GroupNorm(32, bottleneck),
-        )
-        self.conv3, self.norm3 = (
-            StdConv2d(bottleneck, out_channels, 1),
-            nn.GroupNorm(32, out_channels),
-        )
+        hidden, same = out_channels // 4, in_channels == out_channels
+        shortcut = nn.Identity() if same else ConvNorm(in_channels, out_channels, 1, stride)
+        self.downsample = shortcut
+        self.conv1, self.norm1 = StdConv2d(in_channels, hidden, 1), nn.GroupNorm(32, hidden)
+        self.conv2, self.norm2 = StdConv2d(hidden, hidden, 3, stride), nn.GroupNorm(32, hidden)
+        self.conv3, self.norm3 = StdConv2d(hidden, out_channels, 1), nn.GroupNorm(32, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))

@@ -106,18 +106,13 @@ class ViT(nn.Module):
         elif config.positions == "rotary":
             rope = rotary_positions(grid, config.width // config.heads, config.prefix, x)
         if keep is not None:
-            x, rope = self.select_patches(x, rope, keep)
+            x, rope = self._select_patches(x, rope, keep)
         # x.shape[0], because len(x) would fix the batch size of an exported model
-        x = torch.cat([*self.prefix_tokens(x.shape[0]), x], dim=1)  # (B, N, D)
+        x = torch.cat([*self._prefix_tokens(x.shape[0]), x], dim=1)  # (B, N, D)
         return self.norm_pre(self.dropout(x)), rope
 
-    def prefix_tokens(self, batch: int) -> list[Tensor]:
-        """The tokens in front of the patches: [CLS], the distillation token, the registers.
-
-        >>> model = vitrail.ViT(vitrail.preset("Pico/2", image=8))
-        >>> [token.shape for token in model.prefix_tokens(batch=2)]
-        [torch.Size([2, 1, 64])]
-        """
+    def _prefix_tokens(self, batch: int) -> list[Tensor]:
+        """The tokens in front of the patches: [CLS], the distillation token, the registers."""
         tokens: list[Tensor] = [
             token for token in (self.cls_token, self.dist_token) if token is not None
         ]
@@ -127,16 +122,10 @@ class ViT(nn.Module):
             tokens.append(self.reg_token)
         return [token.expand(batch, -1, -1) for token in tokens]
 
-    def select_patches(
+    def _select_patches(
         self, x: Tensor, rope: Tensor | None, keep: Tensor
     ) -> tuple[Tensor, Tensor | None]:  # (B, P, D)
-        """The patches in `keep`, and their rotary positions.
-
-        >>> model = vitrail.ViT(vitrail.preset("Pico/2", image=8))
-        >>> patches, keep = torch.rand(1, 16, 64), torch.tensor([[0, 5]])
-        >>> model.select_patches(patches, None, keep)[0].shape
-        torch.Size([1, 2, 64])
-        """
+        """The patches in `keep`, and their rotary positions."""
         if keep.ndim != 2 or keep.shape[0] != x.shape[0] or keep.dtype != torch.int64:
             came = f"{keep.dtype} of shape {tuple(keep.shape)}"
             raise UserError(f"keep is {came}; give int64 patch indices, one row per image")

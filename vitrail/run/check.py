@@ -41,7 +41,7 @@ class DataCheck:
 
     audit: Audit
     plan: Design | None  # what `train` would do; None if it would fail
-    plan_error: str | None  # why there is no plan
+    plan_error: str | None  # why `train` would fail; None if it would start
 
     @property
     def source(self) -> Source:
@@ -175,6 +175,7 @@ class DataCheck:
         counts = f"{format_count(len(source), 'image')} of {len(source.classes)} classes"
         lines = [f"DataCheck of {source.name}: {counts}"]
         lines += [f"  {one.severity:<8} {one.title}; {one.advice}" for one in self.findings]
+        lines += [] if self.findings else ["  no problems found"]
         reasons = self.plan.reasons if self.plan else [f"none: {self.plan_error}"]
         return "\n".join([*lines, "plan:", *(f"  {reason}" for reason in reasons)])
 
@@ -212,7 +213,7 @@ def check(
         augmented: write a PNG with some augmented training images
         skip_broken: whether training would skip images that cannot be read
         workers: processes that decode images; by default one per core, at most 8
-        device: that training would use; auto chooses a GPU if there is one
+        device: that training would use; "auto" picks a GPU if there is one
         columns: the columns of a table, such as {"label": "species"}
 
     >>> vitrail.check("photos").to_dict()["images"]

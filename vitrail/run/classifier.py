@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from vitrail.insight.explanation import Explanation
     from vitrail.run.evaluate import Evaluation, EvaluationSplit
 
+# Long annotations are quoted, so that `help` shows the names and not what they stand for.
+
 
 class Classifier:
     """A Vision Transformer that predicts, evaluates and explains.
@@ -58,8 +60,8 @@ class Classifier:
             model: a ViT with a head
             classes: one name for each output of the head
             preprocess: how images become the input of the model
-            metadata: what the model file says besides, such as its temperature
-            device: cpu, cuda, cuda:1 ...; auto chooses a GPU if there is one
+            metadata: other entries of the model file, such as the temperature
+            device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
         """
         if model.config.head == "none":
             raise UserError(
@@ -95,15 +97,15 @@ class Classifier:
     # a path is an Iterable[str] for the type checker, and yet one image
     @overload
     def predict(  # type: ignore[overload-overlap]
-        self, images: ImageInput, *, top: int = 5, raw: bool = False
+        self, images: "ImageInput", *, top: int = 5, raw: bool = False
     ) -> Prediction: ...
     @overload
     def predict(
-        self, images: Iterable[ImageInput], *, top: int = 5, raw: bool = False
+        self, images: "Iterable[ImageInput]", *, top: int = 5, raw: bool = False
     ) -> list[Prediction]: ...
     def predict(
-        self, images: ImageInput | Iterable[ImageInput], *, top: int = 5, raw: bool = False
-    ) -> Prediction | list[Prediction]:
+        self, images: "ImageInput | Iterable[ImageInput]", *, top: int = 5, raw: bool = False
+    ) -> "Prediction | list[Prediction]":
         """Classifies one image, or each of several.
 
         Args:
@@ -114,15 +116,15 @@ class Classifier:
         >>> classifier = vitrail.load("runs/digits-1")
         >>> classifier.predict("digit.png", top=3)
         Prediction(...)
-        >>> [prediction.index for prediction in classifier.predict(["digit.png"])] != []
-        True
+        >>> len(classifier.predict(["digit.png", "digit.png"]))
+        2
         """
         predictions = self.predictor.predict_images(as_images(images), top=top, raw=raw)
         return predictions[0] if is_single_image(images) else predictions
 
     def predict_each(
-        self, images: Iterable[ImageInput], *, top: int = 5, raw: bool = False
-    ) -> Iterator[tuple[ImageInput, Prediction | UserError]]:
+        self, images: "Iterable[ImageInput]", *, top: int = 5, raw: bool = False
+    ) -> "Iterator[tuple[ImageInput, Prediction | UserError]]":
         """Yields each image with its prediction, or with the error that prevented it.
 
         Only a few images are in memory at once, so this suits any number of them.
@@ -136,8 +138,8 @@ class Classifier:
         return self.predictor.predict_each(images, top, raw)
 
     def probabilities(
-        self, images: ImageInput | Iterable[ImageInput], *, raw: bool = False
-    ) -> NDArray[np.float32]:
+        self, images: "ImageInput | Iterable[ImageInput]", *, raw: bool = False
+    ) -> "NDArray[np.float32]":
         """The probability of every class: one row for each image, one column for each class.
 
         >>> classifier = vitrail.load("runs/digits-1")
@@ -146,7 +148,7 @@ class Classifier:
         """
         return self.predictor.probabilities(as_images(images), raw=raw)
 
-    def features(self, images: ImageInput | Iterable[ImageInput]) -> NDArray[np.float32]:
+    def features(self, images: "ImageInput | Iterable[ImageInput]") -> "NDArray[np.float32]":
         """The input of the head: one vector for each image.
 
         >>> classifier = vitrail.load("runs/digits-1")
@@ -194,7 +196,7 @@ class Classifier:
 
     def explain(
         self,
-        image: ImageInput,
+        image: "ImageInput",
         target: str | int | None = None,
         *,
         method: str = "best",
@@ -204,7 +206,7 @@ class Classifier:
         raw: bool = False,
         max_bytes: int | None = None,
     ) -> "Explanation":
-        """Shows which patches of an image speak for its predicted class, or for `target`.
+        """Computes which patches of an image support its predicted class, or `target`.
 
         Args:
             image: path, bytes, PIL image or array
@@ -278,11 +280,11 @@ def load(
 
     Args:
         path: run folder, weight file or folder, name of published weights, or "hf:owner/name"
-        device: cpu, cuda, cuda:1 ...; auto chooses a GPU if there is one
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
         preprocess: mean and standard deviation that foreign weights expect, if their file does
             not say
-        vit: settings that the file cannot show, such as {"heads": 6}, or that shall differ, such
-            as {"image": 384}
+        vit: settings that the file does not contain, such as {"heads": 6}, or to adapt the
+            model to, such as {"image": 384}
 
     >>> classifier = vitrail.load("runs/digits-1")
     >>> classifier.classes[:3]

@@ -30,7 +30,7 @@ def shared_fingerprint(source: Source, world: World) -> str:
 
 def store_fingerprint(folder: Path, source: Source, checksum: str) -> None:
     """Stores two checksums in a run folder: without and with the modification times."""
-    files.write_file(folder / DATA, f"{checksum}\n{fingerprint(source, dates=True)}")
+    files.write_file(folder / DATA, f"{checksum}\n{fingerprint(source, mtimes=True)}")
 
 
 def check_unchanged(
@@ -43,7 +43,9 @@ def check_unchanged(
     """
     stored, dated = checksum, ""
     if (folder / DATA).is_file():
-        stored, _, dated = (folder / DATA).read_text(errors="replace").partition("\n")
+        stored, _, dated = (
+            (folder / DATA).read_text(encoding="utf-8", errors="replace").partition("\n")
+        )
     if saved is not None:
         stored = saved
     if stored != checksum or len(source.classes) != recipe.vit.classes:
@@ -51,7 +53,7 @@ def check_unchanged(
             f"{recipe.source} is not the data this run was started with: images were added, "
             f"removed, renamed or changed; restore them, or start a new run"
         )
-    if dated and dated != fingerprint(source, dates=True):
+    if dated and dated != fingerprint(source, mtimes=True):
         return (
             f"files of {recipe.source} were modified or copied since this run was started; "
             f"if images were edited, the resumed run differs from an uninterrupted one"

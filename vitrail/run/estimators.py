@@ -36,6 +36,7 @@ except ImportError as error:
         "ViTClassifier and ViTFeatures need scikit-learn; pip install 'vitrail[heads]'"
     ) from error
 
+# Long annotations are quoted, so that `help` shows the names and not what they stand for.
 Images = Sequence[ImageInput] | np.ndarray  # paths, PIL images or arrays, one for each sample
 
 
@@ -51,8 +52,8 @@ class ViTClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     that `vitrail train --json` prints), and `run_` (the `vitrail.Run`; None without `runs`).
     A fitted estimator pickles with the bytes of its model file.
 
-    >>> digits = vitrail.open_data("digits")
-    >>> X, y = digits.pixels[:200], digits.labels[:200]
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits().images[:200] / 16, load_digits().target[:200]
     >>> estimator = vitrail.ViTClassifier(epochs=1).fit(X, y)
     >>> estimator.predict_proba(X[:3]).shape
     (3, 10)
@@ -79,7 +80,7 @@ class ViTClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             weights: run, weight file or folder to fine-tune; by default none
             settings: any setting of a recipe by section, such as {"train": {"lr": 3e-4}}
             seed: of initialisation, data order, augmentation and dropout
-            device: cpu, cuda, cuda:1 ...; auto chooses a GPU if there is one
+            device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
             runs: folder that receives one run folder per fit; by default nothing stays on disk
             verbose: print the recipe and progress
         """
@@ -93,16 +94,16 @@ class ViTClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.runs = runs
         self.verbose = verbose
 
-    def fit(self, X: Images, y: Any) -> "ViTClassifier":
+    def fit(self, X: "Images", y: Any) -> "ViTClassifier":
         """Trains a new model on all images of `X`.
 
         Args:
             X: n images
             y: n labels of any type
 
-        >>> digits = vitrail.open_data("digits")
-        >>> estimator = vitrail.ViTClassifier(epochs=1)
-        >>> estimator.fit(digits.pixels[:200], digits.labels[:200]).classes_
+        >>> from sklearn.datasets import load_digits
+        >>> X, y = load_digits().images[:200] / 16, load_digits().target[:200]
+        >>> vitrail.ViTClassifier(epochs=1).fit(X, y).classes_
         array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
         """
         images = list_images(X)
@@ -129,11 +130,11 @@ class ViTClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.run_ = run if self.runs is not None else None
         return self
 
-    def predict(self, X: Images) -> NDArray[Any]:
+    def predict(self, X: "Images") -> "NDArray[Any]":
         """The most likely label of each image.
 
-        >>> digits = vitrail.open_data("digits")
-        >>> X, y = digits.pixels[:200], digits.labels[:200]
+        >>> from sklearn.datasets import load_digits
+        >>> X, y = load_digits().images[:200] / 16, load_digits().target[:200]
         >>> vitrail.ViTClassifier(epochs=1).fit(X, y).predict(X[:5]).shape
         (5,)
         """
@@ -141,11 +142,11 @@ class ViTClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
         return labels
 
-    def predict_proba(self, X: Images) -> NDArray[np.float32]:
+    def predict_proba(self, X: "Images") -> "NDArray[np.float32]":
         """Calibrated probabilities: one row for each image, one column for each of `classes_`.
 
-        >>> digits = vitrail.open_data("digits")
-        >>> X, y = digits.pixels[:200], digits.labels[:200]
+        >>> from sklearn.datasets import load_digits
+        >>> X, y = load_digits().images[:200] / 16, load_digits().target[:200]
         >>> vitrail.ViTClassifier(epochs=1).fit(X, y).predict_proba(X[:5]).shape
         (5, 10)
         """
@@ -182,8 +183,8 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     >>> from sklearn.linear_model import LogisticRegression
     >>> from sklearn.pipeline import make_pipeline
-    >>> digits = vitrail.open_data("digits")
-    >>> X, y = digits.pixels[:200], digits.labels[:200]
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits().images[:200] / 16, load_digits().target[:200]
     >>> pipeline = make_pipeline(vitrail.ViTFeatures("runs/digits-1"), LogisticRegression())
     >>> pipeline.fit(X, y).score(X, y) > 0.5
     True
@@ -207,7 +208,7 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             layers: blocks whose features are concatenated, from 0, or from -1 down; by default the
                 last one
             batch: images in each forward pass
-            device: cpu, cuda, cuda:1 ...; auto chooses a GPU if there is one
+            device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
             preprocess: mean and standard deviation that foreign weights expect, if their file
                 does not say
         """
@@ -218,7 +219,7 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.device = device
         self.preprocess = preprocess
 
-    def fit(self, X: Images, y: Any = None) -> "ViTFeatures":
+    def fit(self, X: "Images", y: Any = None) -> "ViTFeatures":
         """Loads the model; `X` and `y` are ignored.
 
         >>> vitrail.ViTFeatures("runs/digits-1").fit(["digit.png"]).transform(["digit.png"]).ndim
@@ -238,12 +239,12 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self._n_features_out = self.extractor_.width
         return self
 
-    def transform(self, X: Images) -> NDArray[np.float32]:
+    def transform(self, X: "Images") -> "NDArray[np.float32]":
         """One row of features for each image.
 
-        >>> digits = vitrail.open_data("digits")
-        >>> features = vitrail.ViTFeatures("runs/digits-1").fit_transform(digits.pixels[:5])
-        >>> len(features)
+        >>> from sklearn.datasets import load_digits
+        >>> images = load_digits().images[:5] / 16
+        >>> len(vitrail.ViTFeatures("runs/digits-1").fit_transform(images))
         5
         """
         check_is_fitted(self)

@@ -149,9 +149,9 @@ def evaluate(
         )
     classes = predictor.classes
     temperature = 1.0 if raw or predictor.temperature is None else predictor.temperature
-    confidence, predicted = metrics.calibrated_softmax(logits, temperature).max(dim=1)
-    # not `predicted`: a low temperature may round two probabilities to the same number
-    confusion = metrics.confusion_matrix(logits.argmax(dim=1), labels, len(classes))
+    predicted = logits.argmax(dim=1)
+    confidence = metrics.calibrated_softmax(logits, temperature).amax(dim=1)
+    confusion = metrics.confusion_matrix(predicted, labels, len(classes))
     accuracy = metrics.accuracy(logits, labels)
     return Evaluation(
         images=len(labels),

@@ -59,7 +59,7 @@ def find_restarted_run(out: Path | None, source: Source, launch_id: str) -> str:
 
 def is_from_launch(folder: Path, launch_id: str) -> bool:
     mark = folder / LAUNCH
-    return bool(launch_id) and mark.is_file() and mark.read_text() == launch_id
+    return bool(launch_id) and mark.is_file() and mark.read_text(encoding="utf-8") == launch_id
 
 
 def create_run_folder(out: Path | None, source: Source) -> Path:

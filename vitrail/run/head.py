@@ -38,6 +38,8 @@ from vitrail.zoo import load as zoo
 if TYPE_CHECKING:
     from vitrail.run.evaluate import Evaluation, EvaluationSplit
 
+# Long annotations are quoted, so that `help` shows the names and not what they stand for.
+
 
 class HeadNetwork(nn.Module):
     """Preprocessed images in, the logits of a fitted head out."""
@@ -137,15 +139,15 @@ class FeatureClassifier:
     # a path is an Iterable[str] for the type checker, and yet one image
     @overload
     def predict(  # type: ignore[overload-overlap]
-        self, images: ImageInput, *, top: int = 5, raw: bool = False
+        self, images: "ImageInput", *, top: int = 5, raw: bool = False
     ) -> Prediction: ...
     @overload
     def predict(
-        self, images: Iterable[ImageInput], *, top: int = 5, raw: bool = False
+        self, images: "Iterable[ImageInput]", *, top: int = 5, raw: bool = False
     ) -> list[Prediction]: ...
     def predict(
-        self, images: ImageInput | Iterable[ImageInput], *, top: int = 5, raw: bool = False
-    ) -> Prediction | list[Prediction]:
+        self, images: "ImageInput | Iterable[ImageInput]", *, top: int = 5, raw: bool = False
+    ) -> "Prediction | list[Prediction]":
         """Classifies one image, or each of several, like `Classifier.predict`.
 
         Args:
@@ -162,8 +164,8 @@ class FeatureClassifier:
         return predictions[0] if is_single_image(images) else predictions
 
     def predict_each(
-        self, images: Iterable[ImageInput], *, top: int = 5, raw: bool = False
-    ) -> Iterator[tuple[ImageInput, Prediction | UserError]]:
+        self, images: "Iterable[ImageInput]", *, top: int = 5, raw: bool = False
+    ) -> "Iterator[tuple[ImageInput, Prediction | UserError]]":
         """Yields each image with its prediction, or with the error that prevented it.
 
         >>> from sklearn.neighbors import NearestCentroid
@@ -226,7 +228,7 @@ class FeatureClassifier:
 
 
 def head(
-    classifier: Classifier | str | Path,
+    model: str | Path | Classifier,
     estimator: Any,
     *,
     features: FeatureKind = "pooled",
@@ -242,18 +244,19 @@ def head(
     The model does not change. Call `.fit(data)`, then `.predict(images)` and `.evaluate(data)`.
 
     Args:
-        classifier: run folder, model file, weights with or without a head, or a `Classifier`
+        model: run folder, model file, weights with or without a head, or a `Classifier`
         estimator: any scikit-learn classifier; `fit` clones it
         features: input of the model's own head (pooled), its [CLS] token, or the average of the
             patch tokens
         layers: blocks whose features are concatenated, from 0, or from -1 down; by default the
             last one
         batch: images in each forward pass
-        device: cpu, cuda, cuda:1 ...; auto chooses a GPU if there is one
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
         skip_broken: ignore images that cannot be read instead of raising
         preprocess: mean and standard deviation that foreign weights expect, if their file does
             not say
-        vit: settings that the file cannot show, or that shall differ, such as {"image": 384}
+        vit: settings that the file does not contain, or to adapt the model to, such as
+            {"image": 384}
 
     >>> from sklearn.ensemble import RandomForestClassifier
     >>> forest = vitrail.head("runs/digits-1", RandomForestClassifier(20)).fit("digits")
@@ -262,7 +265,7 @@ def head(
     """
     require_sklearn()
     extractor, chosen = make_extractor(
-        classifier, features, layers, batch, device, skip_broken, preprocess, vit
+        model, features, layers, batch, device, skip_broken, preprocess, vit
     )
     return FeatureClassifier(extractor, chosen, estimator=estimator)
 

@@ -17,7 +17,7 @@ from vitrail.errors import UserError
 from vitrail.evaluation.metrics import wilson_interval
 from vitrail.heads import few_shot
 from vitrail.heads.features import Examples, FeatureKind, hash_weights
-from vitrail.heads.file import HEAD_FILE, read_head_file, serialize_head, write_head_file
+from vitrail.heads.file import HEAD_FILE, read_head_file, serialise_head, write_head_file
 from vitrail.heads.fit import FittedEstimator, fit_kind
 from vitrail.heads.head import Head
 from vitrail.heads.kinds import find_kind, require_sklearn
@@ -166,11 +166,12 @@ def compare_heads(
         shots: also fit on this many images of each class, such as (1, 5, 10)
         out: file for the best head; by default it is not saved
         batch: images in each forward pass
-        device: cpu, cuda, cuda:1 ...; auto chooses a GPU if there is one
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
         skip_broken: ignore images that cannot be read instead of raising
         preprocess: mean and standard deviation that foreign weights expect, if their file does
             not say
-        vit: settings that the file cannot show, or that shall differ, such as {"image": 384}
+        vit: settings that the file does not contain, or to adapt the model to, such as
+            {"image": 384}
         columns: the columns of a table, such as {"label": "species"}
 
     >>> vitrail.compare_heads("runs/digits-1", "digits", kinds=["nearest-mean"])
@@ -243,7 +244,7 @@ def _evaluate_head(
         interval=wilson_interval(accuracy, len(held_out)),
         validation=head.accuracy(val) if len(val) else None,
         predict_seconds=seconds,
-        size=len(serialize_head(head)),
+        size=len(serialise_head(head)),
         shots=scores,
     )
 

@@ -35,7 +35,7 @@ class ImageList:
         return np.array([_size_in_bytes(image) for image in self.images], np.int64)
 
     @property
-    def dates(self) -> NDArray[np.int64]:
+    def mtimes(self) -> NDArray[np.int64]:
         return np.zeros(len(self), np.int64)
 
     def __len__(self) -> int:

@@ -34,7 +34,9 @@ def lock_folder(folder: str | Path) -> Iterator[None]:
             ) from error
     try:
         with report_disk_errors(f"cannot lock {folder}", "nothing was changed"):
-            (folder / OWNER).write_text(f"{os.getpid()} on {socket.gethostname()}")
+            (folder / OWNER).write_text(
+                f"{os.getpid()} on {socket.gethostname()}", encoding="utf-8"
+            )
         yield
     finally:
         lock.release()
@@ -43,6 +45,6 @@ def lock_folder(folder: str | Path) -> Iterator[None]:
 def read_owner(folder: Path) -> str:
     """The process that holds the lock, as it has described itself."""
     try:
-        return (folder / OWNER).read_text(errors="replace")[:200]
+        return (folder / OWNER).read_text(encoding="utf-8", errors="replace")[:200]
     except OSError:
         return "unknown"

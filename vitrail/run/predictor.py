@@ -106,28 +106,27 @@ class Predictor:
         while part := list(islice(remaining, BATCH)):
             tensors = [self._load_or_error(image) for image in part]
             readable = [x for x in tensors if isinstance(x, Tensor)]
-            rows: Iterator[NDArray[np.float32]]
-            rows = iter(self.softmax(torch.stack(readable), raw) if readable else ())
+            logits = iter(self.logits(torch.stack(readable)) if readable else ())
             for image, x in zip(part, tensors, strict=True):
-                yield image, x if isinstance(x, UserError) else self._prediction(next(rows), top)
+                if isinstance(x, Tensor):
+                    yield image, self._prediction(next(logits), top, raw)
+                else:
+                    yield image, x
 
     def probabilities(
         self, images: Iterable[ImageInput], *, raw: bool = False
     ) -> NDArray[np.float32]:
         """One row for each image, one column for each class."""
-        rows = [self.softmax(x, raw) for x in self.batches(images)]
+        rows = [self.softmax(self.logits(x), raw).numpy() for x in self.batches(images)]
         return np.concatenate(rows) if rows else np.empty((0, len(self.classes)), np.float32)
 
-    def softmax(self, x: Tensor, raw: bool) -> NDArray[np.float32]:
-        """Probabilities of preprocessed images, calibrated unless `raw` is true."""
-        logits = self.logits(x)
-        if not raw and self.temperature is not None:
-            logits = logits / self.temperature
-        probabilities: NDArray[np.float32] = logits.softmax(dim=1).numpy()
-        return probabilities
+    def softmax(self, logits: Tensor, raw: bool) -> Tensor:
+        """Probabilities, calibrated unless `raw` is true."""
+        calibrate = not raw and self.temperature is not None
+        return (logits / self.temperature if calibrate else logits).softmax(dim=-1)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of preprocessed images, on the CPU."""
+        """The logits of preprocessed images, on the CPU."""
         with torch.inference_mode(), self.autocast():
             out: Tensor = self.network(x.to(self.device))
         return out.float().cpu()
@@ -150,11 +149,12 @@ class Predictor:
         except UserError as error:
             return error
 
-    def _prediction(self, probabilities: NDArray[np.float32], top: int) -> Prediction | UserError:
-        if not np.isfinite(probabilities).all():
+    def _prediction(self, logits: Tensor, top: int, raw: bool) -> Prediction | UserError:
+        if not logits.isfinite().all():
             return UserError("the model returns NaN or infinity; its weights are damaged")
-        order = np.argsort(-probabilities, kind="stable")[: max(1, top)].tolist()
-        values = probabilities.tolist()
+        # sorted by logits: a high temperature may round two probabilities to the same number
+        order = logits.argsort(descending=True, stable=True)[: max(1, top)].tolist()
+        values = self.softmax(logits, raw).tolist()
         likely = tuple(
             ClassProbability(label=self.classes[i], index=i, probability=values[i]) for i in order
         )
@@ -231,4 +231,4 @@ def class_index(classes: Sequence[str], name: str | int) -> int:
         return class_index(classes, int(wanted))
     near = get_close_matches(name, classes, n=3, cutoff=0.4)
     hint = ", ".join(map(repr, near)) or f"numbers from 0 to {len(classes) - 1}"
-    raise UserError(f"there is no class {name!r}; the nearest are {hint}")
+    raise UserError(f"no class is called {name!r}; the nearest are {hint}")

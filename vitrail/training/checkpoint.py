@@ -59,8 +59,8 @@ def save_checkpoint(
         arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(arrays, new / TENSORS)
         content = {"progress": progress, "machine": describe_machine()}
-        (new / PROGRESS).write_text(json.dumps(content))
-        (new / MANIFEST).write_text(make_manifest(new, step))
+        (new / PROGRESS).write_bytes(json.dumps(content).encode())
+        (new / MANIFEST).write_bytes(make_manifest(new, step).encode())
         move_aside(path)
     with report_disk_errors(f"cannot remove old checkpoints from {folder}", "the newest is saved"):
         prune_checkpoints(folder, step)
@@ -97,7 +97,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     step = step_number(path)
     try:
         check_manifest(make_manifest(path, step), require_file(path / MANIFEST).read_bytes())
-        content = json.loads((path / PROGRESS).read_text())
+        content = json.loads((path / PROGRESS).read_bytes())
         return Checkpoint(
             step=step,
             tensors=load_file(path / TENSORS),

@@ -134,8 +134,11 @@ def drop_patches(forward: Callable[..., Tensor], patches: int, kept: int, images
 
 def split_batch(learner: Learner, images: Tensor, targets: Tensor, accumulate: int) -> list[Batch]:
     """The micro-batches of a batch, on the learner's device."""
+    non_blocking = learner.device.type == "cuda"
     pieces = [
-        tensor.to(learner.device, non_blocking=True).tensor_split(min(accumulate, len(images)))
+        tensor.to(learner.device, non_blocking=non_blocking).tensor_split(
+            min(accumulate, len(images))
+        )
         for tensor in (images, targets)
     ]
     return list(zip(*pieces, strict=True))

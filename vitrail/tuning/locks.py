@@ -91,7 +91,7 @@ def is_alive(folder: Path, worker: str) -> bool:
     return False
 
 
-def is_only_worker(folder: Path, me: str) -> bool:
+def is_only_worker(folder: Path, worker: str) -> bool:
     """Whether no other process works on this search."""
-    names = [path.name for path in (folder / WORKERS).iterdir() if path.name != me]
+    names = [path.name for path in (folder / WORKERS).iterdir() if path.name != worker]
     return not any(is_alive(folder, name) for name in names)

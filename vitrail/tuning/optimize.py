@@ -1,4 +1,4 @@
-"""A search from its plan to the best settings, trained again and tested once."""
+"""Runs a search: from its plan to the best settings, trained again and tested once."""
 
 import json
 import math
@@ -124,11 +124,11 @@ def search(
         request, out=path, space=space, grid=grid, trials=trials, jobs=jobs, quiet=quiet
     )
     deadline = None if minutes is None else started + 60 * minutes
-    with register_worker(folder) as me:
-        study, plan = open_search(folder, requested, me)
+    with register_worker(folder) as worker:
+        study, plan = open_search(folder, requested, worker)
         limit = count_trials(plan, trials)
         show = on_trial or (lambda study, trials: None)
-        optimize_study(study, folder, plan, me, limit, deadline, jobs, show)
+        optimize_study(study, folder, plan, worker, limit, deadline, jobs, show)
         with FileLock(folder / FINAL_LOCK):
             return finish_search(study, folder, plan, deadline, quiet)
 
@@ -137,7 +137,7 @@ def optimize_study(
     study: "Study",
     folder: Path,
     plan: Plan,
-    me: str,
+    worker: str,
     limit: int,
     deadline: float | None,
     jobs: int,
@@ -145,32 +145,33 @@ def optimize_study(
 ) -> None:
     """Runs trials up to `limit`, or until only the time of the final run is left."""
     # the final run needs as much time as a trial
-    stop = None if deadline is None else deadline - 60 * (plan.minutes or 0)
+    last_end = None if deadline is None else deadline - 60 * (plan.minutes or 0)
     on_trial(study, limit)
     if jobs > 1:
-        run_workers(folder, limit, stop, jobs, lambda: on_trial(study, limit))
-    run_trials(folder, me, limit, stop, on_trial=on_trial)  # with jobs, only what workers left
+        run_workers(folder, limit, last_end, jobs, lambda: on_trial(study, limit))
+    # after workers, this only runs trials that they left unfinished
+    run_trials(folder, worker, limit, last_end, on_trial=on_trial)
 
 
 def check_arguments(trials: int | None, minutes: float | None, jobs: int) -> None:
     for name, number in (("trials", trials), ("jobs", jobs)):
         if number is not None and number < 1:
-            raise UserError(f"{name} is {number}; give an integer of at least 1")
+            raise UserError(f"{name} is {number}; give a positive integer")
     if minutes is not None and not 0 < minutes < math.inf:
-        raise UserError(f"minutes is {minutes:g}; give a number above 0")
+        raise UserError(f"minutes is {minutes:g}; give a positive number")
 
 
-def open_search(folder: Path, requested: Plan, me: str) -> tuple["Study", Plan]:
+def open_search(folder: Path, requested: Plan, worker: str) -> tuple["Study", Plan]:
     """The study and its plan.
 
-    As long as no trial has a result and no other process is there, the requested plan replaces
-    the stored one.
+    The requested plan replaces the stored one while no trial has a result and no other process
+    works on the search.
     """
     with lock_study(folder):
         study = open_study(folder, grid=requested.grid)
         check_all_runs_known(study, folder)
         unused = not any(has_result(trial, folder) for trial in study.trials)
-        if unused and is_only_worker(folder, me):
+        if unused and is_only_worker(folder, worker):
             shutil.rmtree(folder / "trials", ignore_errors=True)
             (folder / JOURNAL).unlink()
             write_plan(folder, requested)
@@ -182,10 +183,10 @@ def open_search(folder: Path, requested: Plan, me: str) -> tuple["Study", Plan]:
 
 
 def check_all_runs_known(study: "Study", folder: Path) -> None:
-    """Raises an error if the journal lost lines: every run must belong to a trial."""
+    """Raises if the journal has lost lines: every run must belong to a trial."""
     runs = [*folder.glob(f"trials/*/{RECIPE}"), *folder.glob(f"final-*/{RECIPE}")]
     known = set()
-    for trial in study.get_trials(deepcopy=False):  # after the runs: others may start one now
+    for trial in study.get_trials(deepcopy=False):  # read after listing runs: another process may start one now
         if trial.state.is_finished() or STARTED in trial.user_attrs:
             known.add(trial_folder(trial, folder))
         if trial.state.name == "COMPLETE":
@@ -203,7 +204,7 @@ def has_result(trial: "FrozenTrial", folder: Path) -> bool:
 
 
 def enqueue_first_trials(study: "Study", plan: Plan) -> None:
-    """All points of a grid, or the recipe that `train` would choose."""
+    """Enqueues all points of a grid, or the recipe that `train` would choose."""
     if plan.grid:
         for point in iterate_grid(plan.dimensions):
             study.enqueue_trial(point)
@@ -219,8 +220,8 @@ def finish_search(
     finished = finished_trials(study)
     if best is None:
         reasons = [trial.user_attrs.get("reason", "") for trial in finished]
-        late = "no trial was finished" + ("; raise `minutes`" if deadline else "")
-        raise no_result_error(plan, next(filter(None, reasons), late))
+        unfinished = "no trial finished" + ("; raise `minutes`" if deadline else "")
+        raise no_result_error(plan, next(filter(None, reasons), unfinished))
     recipe = settings_from_dict(Recipe, read_recipe(trial_folder(best, folder) / RECIPE))
     value = best.value or 0.0
     comment = (
@@ -255,13 +256,13 @@ def train_final(
     deadline: float | None,
     quiet: bool,
 ) -> Run:
-    """Trains the best settings again, with all the time that is left, and tests the result."""
+    """Trains with the best settings again, in all the remaining time, and tests the result."""
     out = final_folder(best, folder)
     device = plan.request.get("device", "auto")
     if (out / RECIPE).is_file():
         if not have_same_settings(settings_from_dict(Recipe, read_recipe(out / RECIPE)), recipe):
             raise UserError(
-                f"{out} has other settings than the best trial in {folder / BEST}; "
+                f"{out} has different settings from the best trial in {folder / BEST}; "
                 f"move it away, or start a new search with another `out`"
             )
         return resume(out, device=device, quiet=True)
@@ -273,7 +274,7 @@ def train_final(
 
 
 def have_same_settings(first: Recipe, second: Recipe) -> bool:
-    """Whether two recipes are equal but for the length of training and skipped images."""
+    """Whether two recipes are equal except for training length and `skip_broken`."""
     train = replace(first.train, steps=second.train.steps, epochs=second.train.epochs)
     data = replace(first.data, skip_broken=second.data.skip_broken)
     return replace(first, train=train, data=data) == second

@@ -11,8 +11,8 @@ from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from vitrail import __version__, files
 from vitrail.display.figures import PALETTE, style_axes, to_png, to_svg
 from vitrail.display.page import load_templates
-from vitrail.display.text import format_percent
-from vitrail.tuning.result import SearchResult
+from vitrail.display.text import format_count, format_percent
+from vitrail.tuning.result import SearchResult, format_value
 from vitrail.tuning.space import Choice, Range, Space
 from vitrail.tuning.study import finished_trials
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PAGE, FIGURES = "search.html", "figures"
 STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
-MIN_TRIALS = 4  # complete trials, below which importances are not shown
+MIN_TRIALS = 4  # complete trials needed to estimate importances
 PLOT_SIZE = (5.6, 3.3)  # inches
 LABEL_LENGTH = 12  # characters of a choice on an axis
 
@@ -47,6 +47,7 @@ def write_search_page(folder: Path, study: "Study", space: Space, result: Search
         version=__version__,
         folder=folder,
         result=result,
+        trials=format_count(result.trials, "trial"),
         figures={name: to_svg(figure) for name, figure in figures.items()},
         names=list(space),
         rows=[describe_trial(trial, space) for trial in sorted(trials, key=trial_rank)],
@@ -71,13 +72,9 @@ def describe_trial(trial: "FrozenTrial", space: Space) -> dict[str, Any]:
         "state": STATES[trial.state.name],
         "accuracy": "-" if accuracy is None else format_percent(accuracy),
         "seconds": f"{trial.user_attrs.get('seconds', 0):.0f}",
-        "settings": [format_setting(trial.params.get(name, "-")) for name in space],
+        "settings": [format_value(trial.params.get(name, "-")) for name in space],
         "reason": trial.user_attrs.get("reason", ""),
     }
-
-
-def format_setting(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def last_accuracy(trial: "FrozenTrial") -> float | None:
@@ -91,11 +88,11 @@ def draw_history(trials: Sequence["FrozenTrial"], best: int) -> Figure:
     """Validation accuracy of every trial, and the best so far."""
     figure = Figure(figsize=PLOT_SIZE, layout="constrained")
     axes = figure.subplots()
-    accuracies = scatter_trials(axes, trials, lambda one: float(one.number), best)
-    complete = [one for one in trials if one.state.name == "COMPLETE"]
+    accuracies = scatter_trials(axes, trials, lambda trial: float(trial.number), best)
+    complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     if complete:
-        x = [one.number for one in complete]
-        y = np.maximum.accumulate([one.value or 0.0 for one in complete])
+        x = [trial.number for trial in complete]
+        y = np.maximum.accumulate([trial.value or 0.0 for trial in complete])
         axes.step(x, y, where="post", color=PALETTE["blue"], linewidth=1.8, zorder=1)
     scale_accuracy_axis(axes, "trial", accuracies)
     return figure
@@ -105,7 +102,7 @@ def draw_training_time(trials: Sequence["FrozenTrial"], best: int) -> Figure:
     """Validation accuracy against training time."""
     figure = Figure(figsize=PLOT_SIZE, layout="constrained")
     axes = figure.subplots()
-    accuracies = scatter_trials(axes, trials, lambda one: one.user_attrs.get("seconds"), best)
+    accuracies = scatter_trials(axes, trials, lambda trial: trial.user_attrs.get("seconds"), best)
     axes.set_xlim(left=0)
     scale_accuracy_axis(axes, "training time (seconds)", accuracies)
     return figure
@@ -117,16 +114,16 @@ def draw_slices(trials: Sequence["FrozenTrial"], space: Space, best: int) -> Fig
     rows = -(-len(space) // columns)
     figure = Figure(figsize=(3.75 * columns, 2.7 * rows), layout="constrained")
     grid = np.atleast_1d(figure.subplots(rows, columns, sharey=True)).ravel()
-    for axes, (name, one) in zip(grid, space.items(), strict=False):
-        accuracies = scatter_trials(axes, trials, axis_position(name, one), best)
-        if isinstance(one, Range) and one.log:
+    for axes, (name, dimension) in zip(grid, space.items(), strict=False):
+        accuracies = scatter_trials(axes, trials, axis_position(name, dimension), best)
+        if isinstance(dimension, Range) and dimension.log:
             axes.set_xscale("log")
         scale_accuracy_axis(axes, name, accuracies, label="" if axes is not grid[0] else None)
-        if isinstance(one, Choice):
+        if isinstance(dimension, Choice):
             axes.set_xticks(
-                range(len(one.values)), [str(value)[:LABEL_LENGTH] for value in one.values]
+                range(len(dimension.values)), [str(value)[:LABEL_LENGTH] for value in dimension.values]
             )
-        elif one.log:
+        elif dimension.log:
             axes.xaxis.set_major_locator(LogLocator(numticks=6))
             axes.xaxis.set_minor_formatter(NullFormatter())
     for axes in grid[len(space) :]:
@@ -134,10 +131,10 @@ def draw_slices(trials: Sequence["FrozenTrial"], space: Space, best: int) -> Fig
     return figure
 
 
-def axis_position(name: str, one: Range | Choice) -> Any:
+def axis_position(name: str, dimension: Range | Choice) -> Any:
     """A function from a trial to its x coordinate; None if it does not have the setting."""
-    if isinstance(one, Choice):
-        return lambda trial: one.values.index(trial.params[name]) if name in trial.params else None
+    if isinstance(dimension, Choice):
+        return lambda trial: dimension.values.index(trial.params[name]) if name in trial.params else None
     return lambda trial: trial.params.get(name)
 
 

@@ -1,4 +1,4 @@
-"""The plan of a search: all that its processes need to know, in one JSON file."""
+"""The plan of a search: everything its processes need to know, in one JSON file."""
 
 import json
 import math
@@ -64,7 +64,7 @@ def make_plan(
     jobs: int,
     quiet: bool,
 ) -> tuple[Path, Plan]:
-    """The plan of the requested search and its folder, which gets the plan if it has none.
+    """The folder and plan of the requested search; writes the plan if the folder has none.
 
     `request.minutes` is the time of the whole search.
     """
@@ -73,7 +73,7 @@ def make_plan(
     source = open_data(request.data, columns=request.columns)
     if not len(split_indices(source, "val")):
         raise UserError(
-            f"{source.name} has no validation images, on which the best settings are selected; "
+            f"{source.name} has no validation images, which a search needs to select settings; "
             f"add a split named val"
         )
     folder = choose_folder(source, out)
@@ -108,7 +108,7 @@ def check_lengths(request: Request, space: Space) -> None:
         if f"train.{name}" in space:
             raise UserError(
                 f"the space contains train.{name}, which also sets the length of a trial; "
-                f"do without `minutes` and `epochs`"
+                f"remove it, or omit `minutes` and `epochs`"
             )
 
 
@@ -131,12 +131,12 @@ def design_base(
 
 
 def minutes_per_trial(minutes: float | None, trials: int, jobs: int) -> float | None:
-    """Equal shares of the time, one of them for the final run with the best settings."""
+    """Divides the time equally among the trials and the final run with the best settings."""
     return None if minutes is None else minutes / (math.ceil(trials / jobs) + 1)
 
 
 def count_trials(plan: Plan, trials: int | None) -> int:
-    """The number of trials; in a grid at most its points."""
+    """The number of trials; at most the number of points of a grid."""
     if not plan.grid:
         return trials or DEFAULT_TRIALS
     points = sum(1 for _ in iterate_grid(plan.dimensions))
@@ -166,12 +166,12 @@ def read_plan(folder: Path) -> Plan:
 
 def check_same_plan(folder: Path, requested: Plan) -> Plan:
     """The stored plan; an error if it differs from the requested one."""
-    stored, wanted = read_plan(folder), asdict(requested)
+    stored, expected = read_plan(folder), asdict(requested)
     for name in ("data", "fingerprint", "settings", "request", "space", "grid"):
-        if json.loads(json.dumps(wanted[name])) != getattr(stored, name):
+        if json.loads(json.dumps(expected[name])) != getattr(stored, name):
             what = {"fingerprint": "images", "request": "arguments"}.get(name, name)
             raise UserError(
-                f"{folder} contains a search with other {what}; "
-                f"repeat its settings to resume it, or choose another `out`"
+                f"{folder} contains a search with different {what}; "
+                f"pass the same ones to resume it, or choose another `out`"
             )
     return stored

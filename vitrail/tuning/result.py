@@ -93,7 +93,7 @@ class SearchResult:
         rows = {
             "trials": f"{self.trials} ({self.pruned} pruned, {self.failed} failed)",
             "best trial": str(self.best.trial),
-            "its validation accuracy": format_percent(self.best.value),
+            "best validation accuracy": format_percent(self.best.value),
             **{name: format_value(value) for name, value in self.best.settings.items()},
             "test accuracy, trained again": "no test images" if self.test is None else self.test,
             "recipe": self.recipe,

@@ -19,21 +19,21 @@ Params = dict[str, Any]
 
 SEARCHED_SIZES = ("Pico", "Nano", "Micro", "Mini")  # of the default space
 LR_RANGES = {"muon": (1e-3, 1e-1), "adamw": (1e-4, 1e-2)}  # of the default space
-FINE_TUNING_DIVISOR = 3  # of both ends: fine-tuning takes lower learning rates
+FINE_TUNING_DIVISOR = 3  # of both bounds: fine-tuning needs lower learning rates
 WEIGHT_DECAY_RANGE = (1e-3, 0.3)
 MAX_DROP_PATH = 0.3  # of the default space
 STRENGTH_RANGE = (0.25, 1.5)  # of the default space
-MIN_PATCHES, MAX_PATCHES = 9, 400  # patches of an image that the default space allows
-GRID_POINTS = 3  # of a range in a grid, unless it says otherwise
+MIN_PATCHES, MAX_PATCHES = 9, 400  # number of patches that the default space allows
+GRID_POINTS = 3  # default number of values of a range in a grid
 MAX_GRID = 10_000  # points of a grid
-MAX_BOUND = 10**18  # of a range: integers have 64 bits
-MAX_STRENGTH = 10  # a larger factor is most likely a typing error
-MIN_CROP_SCALE, MAX_ZOOM = 0.05, 0.9  # limits of an augmentation that is scaled up
+MAX_BOUND = 10**18  # of a range, so that integers fit into 64 bits
+MAX_STRENGTH = 10  # a larger factor is most likely a typo
+MIN_CROP_SCALE, MAX_ZOOM = 0.05, 0.9  # limits when an augmentation is scaled up
 
-SPECIAL = {
+SPECIAL_SETTINGS = {  # not settings of a recipe, but each stands for several of them
     "size": "width, depth and heads of a small model by name",
     "augment": "augmentation preset by name",
-    "strength": "factor of every amount of the augmentation: 1 leaves it, 0 disables it",
+    "strength": "factor for every magnitude of the augmentation: 1 keeps it, 0 disables it",
 }
 
 
@@ -118,7 +118,7 @@ def parse_space(table: Mapping[str, Any]) -> Space:
             'the space is empty; give at least one setting, such as "train.lr" = [1e-3, 1e-2]'
         )
     space: Space = {}
-    known = (*setting_names(), *SPECIAL)
+    known = (*setting_names(), *SPECIAL_SETTINGS)
     for name, value in table.items():
         if name not in known:
             near = get_close_matches(name, known, n=1, cutoff=0)[0]
@@ -145,7 +145,7 @@ def parse_choice(name: str, values: Sequence[Any]) -> Choice:
     if not scalars or len(values) < 1 or len(set(map(str, values))) < len(values):
         raise UserError(
             f"{name} has the choices {list(values)}; "
-            f"give different numbers, strings or booleans, at least one"
+            f"give at least one number, string or boolean, without repeats"
         )
     return Choice(values=tuple(values))
 
@@ -158,7 +158,7 @@ def parse_range(name: str, value: Any) -> Range:
     for key in value:
         if key not in known:
             near = get_close_matches(key, known, n=1, cutoff=0)[0]
-            raise UserError(f"{name} has no {key}; the nearest is {near}")
+            raise UserError(f"{name} has an unknown key {key}; the nearest is {near}")
     if not {"low", "high"} <= value.keys():
         raise UserError(f"{name} has no {'low' if 'low' not in value else 'high'}; give {expected}")
     low, high = value["low"], value["high"]
@@ -170,7 +170,7 @@ def parse_range(name: str, value: Any) -> Range:
         )
     log, points = value.get("log", False), value.get("points", GRID_POINTS)
     if not isinstance(log, bool) or (log and low <= 0):
-        raise UserError(f"{name} has log {log} and low {low}; the low of a log range is above 0")
+        raise UserError(f"{name} has log {log} and low {low}; log is true or false, and needs a positive low")
     if not isinstance(points, int) or isinstance(points, bool) or not 2 <= points <= MAX_GRID:
         raise UserError(f"{name} has {points!r:.30} points; give an integer from 2 to {MAX_GRID}")
     return Range(low=low, high=high, log=log, points=points)
@@ -185,11 +185,12 @@ def check_dimension(name: str, dimension: Range | Choice) -> None:
     else:
         known = ()
     if known:
-        given = dimension.values if isinstance(dimension, Choice) else ("numbers",)
-        for value in given:
+        if isinstance(dimension, Range):
+            raise UserError(f"{name} is a range; give a list of names: {', '.join(known)}")
+        for value in dimension.values:
             if value not in known:
                 near = get_close_matches(str(value), known, n=1, cutoff=0)[0]
-                raise UserError(f"{name} has no {value!r}; the nearest is {near}")
+                raise UserError(f"unknown {name} {value!r}; the nearest is {near}")
         return
     section, _, key = name.rpartition(".")
     ends = dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
@@ -235,12 +236,12 @@ def default_space(base: Recipe) -> Space:
 
 
 def augment_name(augment: Augment) -> str | None:
-    """The preset that equals an augmentation."""
-    return next((name for name, one in AUGMENT_PRESETS.items() if one == augment), None)
+    """The name of the preset that equals an augmentation; None if there is none."""
+    return next((name for name, preset in AUGMENT_PRESETS.items() if preset == augment), None)
 
 
 def candidate_patches(base: Recipe) -> tuple[int, ...]:
-    """Half, the same and twice the patch size, where they divide the image."""
+    """Half, once and twice the patch size, if they divide the image size."""
     patch_size, (height, width) = base.vit.patch, base.vit.size
     return tuple(
         patch
@@ -279,7 +280,7 @@ def iterate_grid(space: Space) -> Iterator[Params]:
     if count > MAX_GRID:
         raise UserError(
             f"the grid has {count:,} points, more than {MAX_GRID:,}; "
-            f"search fewer settings, or do without `grid`"
+            f"search fewer settings, or omit `grid`"
         )
     for values in itertools.product(*(dimension.grid_values() for dimension in space.values())):
         yield dict(zip(space, values, strict=True))
@@ -288,7 +289,7 @@ def iterate_grid(space: Space) -> Iterator[Params]:
 def params_to_settings(
     params: Mapping[str, Any], base: Recipe
 ) -> tuple[dict[str, Any], str | None]:
-    """Settings by section, as `train` takes them, and the preset if the model still has one."""
+    """Settings by section, as `train` takes them, and the model preset if there is one."""
     table: dict[str, Any] = {}
     vit: dict[str, Any] = {}
     if "size" in params:
@@ -298,7 +299,7 @@ def params_to_settings(
         augment = scale_augmentation(preset, params.get("strength", 1.0))
         table["data"] = {"augment": settings_to_dict(augment)}
     for name, value in params.items():
-        if name in SPECIAL:
+        if name in SPECIAL_SETTINGS:
             continue
         if name.startswith("vit."):
             vit[name.removeprefix("vit.")] = value
@@ -317,7 +318,7 @@ def params_to_settings(
 
 
 def scale_augmentation(augment: Augment, strength: float) -> Augment:
-    """Every amount times `strength`, within its limits; the probability of a flip stays."""
+    """Scales every magnitude by `strength`, within its limits; flip probabilities are unchanged."""
     a, s = augment, strength
     if s == 1:
         return a
@@ -336,8 +337,8 @@ def scale_augmentation(augment: Augment, strength: float) -> Augment:
 
 
 def space_to_dict(space: Space) -> dict[str, Any]:
-    """The space as its TOML file has it."""
+    """The space as a TOML file would state it."""
     return {
-        name: list(one.values) if isinstance(one, Choice) else vars(one)
-        for name, one in space.items()
+        name: list(dimension.values) if isinstance(dimension, Choice) else vars(dimension)
+        for name, dimension in space.items()
     }

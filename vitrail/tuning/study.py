@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 JOURNAL, STUDY_NAME = "study.journal", "vitrail"
-PRUNER_STARTUP = 5  # completed trials before the pruner compares with them
+PRUNER_STARTUP = 5  # completed trials before the pruner prunes any
 PRUNER_WARMUP = 3  # tenths of a trial during which it is not pruned
 REPORTS = 10  # a trial reports its accuracy at every tenth of its steps
 MAX_RANDOM_TRIALS = 10  # TPE's default number of random trials before it models the objective
@@ -77,16 +77,16 @@ def check_journal(path: Path) -> None:
 
 def damaged_study_error(path: Path, why: str) -> UserError:
     return UserError(
-        f"{path} is damaged ({why:.100}), the runs in {path.parent / 'trials'} are not; "
+        f"{path} is damaged ({why:.100}), but the runs in {path.parent / 'trials'} are not; "
         f"restore it from a copy, or start a new search with another `out`"
     )
 
 
-def others_are_running(study: "Study", folder: Path, me: str) -> bool:
+def others_are_running(study: "Study", folder: Path, worker: str) -> bool:
     """Whether another process still runs a trial."""
     with lock_study(folder):
         workers = {trial.user_attrs.get(WORKER, "") for trial in running_trials(study)}
-        return any(is_alive(folder, worker) for worker in workers - {me})
+        return any(is_alive(folder, other) for other in workers - {worker})
 
 
 def running_trials(study: "Study") -> "list[FrozenTrial]":
@@ -95,7 +95,7 @@ def running_trials(study: "Study") -> "list[FrozenTrial]":
     return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
 
-def ask_trial(study: "Study", folder: Path, me: str, limit: int, seed: int) -> "Trial | None":
+def ask_trial(study: "Study", folder: Path, worker: str, limit: int, seed: int) -> "Trial | None":
     """A trial that a dead process left unfinished, else a new one; None beyond `limit` trials."""
     import optuna
     from optuna.trial import TrialState
@@ -103,38 +103,40 @@ def ask_trial(study: "Study", folder: Path, me: str, limit: int, seed: int) -> "
     with lock_study(folder):
         for trial in running_trials(study):
             if not is_alive(folder, trial.user_attrs.get(WORKER, "")):
-                study._storage.set_trial_user_attr(trial._trial_id, WORKER, me)
+                study._storage.set_trial_user_attr(trial._trial_id, WORKER, worker)
                 return optuna.Trial(study, trial._trial_id)
         trials = study.get_trials(deepcopy=False)
-        if sum(one.state != TrialState.WAITING for one in trials) >= limit:
+        if sum(trial.state != TrialState.WAITING for trial in trials) >= limit:
             return None
-        # the sampler's seed is a function of the trials so far: processes and restarts differ
+        # the seed depends on the number of trials, so processes and restarts sample different points
         study.sampler = optuna.samplers.TPESampler(
             seed=(1000 * seed + len(trials)) % 2**32,
             n_startup_trials=min(MAX_RANDOM_TRIALS, max(PRUNER_STARTUP, limit // 3)),
         )
         new = study.ask()
-        new.set_user_attr(WORKER, me)
+        new.set_user_attr(WORKER, worker)
         return new
 
 
 def suggest_params(trial: "Trial", space: Space) -> Params:
     """The sampler's value for every dimension of the space."""
     params: Params = {}
-    for name, one in space.items():
-        if isinstance(one, Choice):
-            params[name] = trial.suggest_categorical(name, one.values)
-        elif one.is_integer:
-            params[name] = trial.suggest_int(name, int(one.low), int(one.high), log=one.log)
+    for name, dimension in space.items():
+        if isinstance(dimension, Choice):
+            params[name] = trial.suggest_categorical(name, dimension.values)
+            continue
+        low, high, log = dimension.low, dimension.high, dimension.log
+        if dimension.is_integer:
+            params[name] = trial.suggest_int(name, int(low), int(high), log=log)
         else:
-            params[name] = trial.suggest_float(name, one.low, one.high, log=one.log)
+            params[name] = trial.suggest_float(name, low, high, log=log)
     return params
 
 
 def report_to_study(trial: "Trial") -> Callable[[dict[str, Any]], None]:
     """A callback for `on_epoch` that reports the best validation accuracy so far to the study.
 
-    It reports at every tenth of the steps, and raises TrialPruned if the pruner says so.
+    It reports at every tenth of the steps, and raises TrialPruned if the trial should be pruned.
     """
     import optuna
 
@@ -152,8 +154,8 @@ def report_to_study(trial: "Trial") -> Callable[[dict[str, Any]], None]:
             trial.report(best, number)
         last = tenth
         if trial.should_prune():
-            share = 100 * last // REPORTS
-            raise optuna.TrialPruned(f"below the median of the other trials after {share} % of it")
+            percent = 100 * last // REPORTS
+            raise optuna.TrialPruned(f"below the median of other trials after {percent} % of steps")
 
     return on_epoch
 
@@ -170,6 +172,6 @@ def best_trial(study: "Study") -> "FrozenTrial | None":
     complete = [trial for trial in finished_trials(study) if trial.state == TrialState.COMPLETE]
     return max(
         complete,
-        key=lambda one: (one.value, -one.user_attrs.get("val_loss", 0.0), -one.number),
+        key=lambda trial: (trial.value, -trial.user_attrs.get("val_loss", 0.0), -trial.number),
         default=None,
     )

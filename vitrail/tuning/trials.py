@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.trial import FrozenTrial
 
-OnTrial = Callable[["Study", int], None]  # the study, and the number of trials in all
+OnTrial = Callable[["Study", int], None]  # the study, and the total number of trials
 
 MAX_EQUAL_FAILURES = 3  # the search stops if its first trials all fail with the same error
 POLL_SECONDS = 1.0  # between two checks of the trials of other processes
-MIN_TIME_SHARE = 0.9  # of a trial's minutes that must be left for it to start
+MIN_TIME_FRACTION = 0.9  # of a trial's minutes that must remain for it to start
 
 
 def run_trials(
     folder: Path,
-    me: str,
+    worker: str,
     limit: int,
-    stop: float | None = None,
+    deadline: float | None = None,
     *,
     on_trial: OnTrial = lambda study, trials: None,
 ) -> None:
-    """Runs trials until there are `limit`, or until another would not fit before `stop`.
+    """Runs trials until there are `limit`, or until another would not finish before `deadline`.
 
     Then it waits for the trials of other processes, and takes over those of a process that dies.
     """
@@ -55,13 +55,14 @@ def run_trials(
     study = open_study(folder, grid=plan.grid)
     seed, seconds = plan.request.get("seed", 0), 60 * (plan.minutes or 0)
     while True:
-        late = stop is not None and time.monotonic() + MIN_TIME_SHARE * seconds > stop
-        trial = None if late else ask_trial(study, folder, me, limit, seed)
+        needed = MIN_TIME_FRACTION * seconds
+        too_late = deadline is not None and time.monotonic() + needed > deadline
+        trial = None if too_late else ask_trial(study, folder, worker, limit, seed)
         if trial is not None:
             run_trial(study, trial, plan, folder)
             on_trial(study, limit)
             check_failures(study, plan)
-        elif others_are_running(study, folder, me):
+        elif others_are_running(study, folder, worker):
             time.sleep(POLL_SECONDS)
             on_trial(study, limit)
         else:
@@ -81,12 +82,12 @@ def check_failures(study: "Study", plan: Plan) -> None:
 
 def no_result_error(plan: Plan, why: str) -> UserError:
     minutes = plan.minutes
-    share = "" if minutes is None else f" (each trial had {minutes:.2g} of the minutes)"
-    return UserError(f"the search has no result: {why}{share}")
+    limit = "" if minutes is None else f" (each trial had {minutes:.2g} minutes)"
+    return UserError(f"the search has no result: {why}{limit}")
 
 
 def run_trial(study: "Study", trial: "Trial", plan: Plan, folder: Path) -> None:
-    """Trains one trial and tells the study its state and value.
+    """Trains one trial and reports its state and value to the study.
 
     A system error, such as a full disk, says nothing about the settings: it propagates, and the
     trial stays in the state "running", to be resumed later.
@@ -120,9 +121,9 @@ def is_system_error(error: BaseException | None) -> bool:
     """Whether the operating system is the cause, such as a full disk."""
     if error is None:
         return False
-    by_system = isinstance(error, OutOfResources | OSError)
-    by_disk = isinstance(error, SafetensorError) and "os error" in str(error)
-    return by_system or by_disk or is_system_error(error.__cause__)
+    is_os = isinstance(error, OutOfResources | OSError)
+    is_disk = isinstance(error, SafetensorError) and "os error" in str(error)
+    return is_os or is_disk or is_system_error(error.__cause__)
 
 
 def set_attributes(trial: "Trial", start: float, **attributes: Any) -> None:

@@ -27,16 +27,16 @@ POLL_SECONDS = 1.0  # between two updates of the progress
 
 
 def run_workers(
-    folder: Path, limit: int, stop: float | None, jobs: int, on_progress: Callable[[], None]
+    folder: Path, limit: int, deadline: float | None, jobs: int, on_progress: Callable[[], None]
 ) -> None:
     """Runs the trials in `jobs` processes, which share the CPU threads.
 
-    Raises the first UserError of a worker. The workers exit, after they have saved their runs, when
-    the pipe to this process is closed: also if this process is killed.
+    Raises the first UserError of a worker. The workers save their runs and exit when the pipe to
+    this process is closed, which also happens if this process is killed.
     """
     threads = max(1, torch.get_num_threads() // jobs)
     spawn = multiprocessing.get_context("spawn")
-    seconds = None if stop is None else stop - time.monotonic()
+    seconds = None if deadline is None else deadline - time.monotonic()
     errors = spawn.SimpleQueue()
     reader, writer = spawn.Pipe(duplex=False)
     arguments = (folder, limit, seconds, threads, errors, reader)
@@ -49,9 +49,9 @@ def run_workers(
             for worker in workers:
                 worker.join(timeout=POLL_SECONDS / jobs)
             on_progress()
-    except SystemExit:  # SIGTERM; workers that got it too must not get a second one while they save
-        deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline and any(worker.is_alive() for worker in workers):
+    except SystemExit:  # SIGTERM; do not send a second one to workers that got it too and are saving
+        grace_end = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < grace_end and any(worker.is_alive() for worker in workers):
             time.sleep(0.1)
         raise
     finally:
@@ -99,8 +99,8 @@ def worker_main(
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     try:
-        with register_worker(folder) as me:
-            run_trials(folder, me, limit, None if seconds is None else time.monotonic() + seconds)
+        with register_worker(folder) as worker:
+            run_trials(folder, worker, limit, None if seconds is None else time.monotonic() + seconds)
     except UserError as error:
         errors.put(str(error))
     except OSError as error:

@@ -12,7 +12,7 @@ from vitrail.model.embed import interpolate_positions
 def resize_position_embedding(
     positions: Tensor, old: ViTConfig, new: ViTConfig, resized: list[str]
 ) -> Tensor:
-    """Interpolates the positions of patches to another grid; those of prefix tokens stay."""
+    """Interpolates the positions of patches to another grid; keeps those of prefix tokens."""
     if old.grid == new.grid:
         return positions
     prefix, patches = positions[:, : old.class_tokens], positions[:, old.class_tokens :]
@@ -27,7 +27,7 @@ def resize_patch_kernel(kernel: Tensor, patch: int, resized: list[str]) -> Tenso
     """A patch projection for another patch size (Beyer et al., 2023, FlexiViT).
 
     With B the matrix that resizes a patch, w' = pinv(B)^T w makes <Bx, w'> = <x, w>: a patch
-    that is resized to a larger one gives the same token.
+    that is enlarged gives the same token.
     """
     old = kernel.shape[-1]
     if old == patch:
@@ -55,7 +55,7 @@ def adapt_input_channels(kernel: Tensor, channels: int, adapted: list[str]) -> T
         return kernel.sum(dim=1, keepdim=True)
     if old not in (1, 3):
         raise UserError(
-            f"weights for {old} channels cannot be adapted to {channels}; start from 1 or 3"
+            f"weights for {old} channels cannot be adapted to {channels}; only weights for 1 or 3 can"
         )
     adapted.append(f"channels {old} -> {channels}: the kernel is repeated, times {old}/{channels}")
     repeated = kernel.repeat(1, -(-channels // old), 1, 1)[:, :channels]

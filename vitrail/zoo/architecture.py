@@ -13,8 +13,8 @@ from vitrail.zoo.weights import KNOWN_HEADS, PublishedWeights
 
 DEFAULTS: dict[str, Any] = {"mlp": "gelu", "eps": 1e-6}  # of nearly all published weights
 HIDDEN_SETTINGS = ("heads", "mlp", "eps", "positions")  # no tensor shows them; callers may set them
-DEFAULT_IMAGE = 224  # pixels, where neither positions nor config tell
-HEAD_WIDTH = 64  # of nearly all published models, for advice
+DEFAULT_IMAGE = 224  # pixels, if neither the position embedding nor a config determines it
+HEAD_WIDTH = 64  # of nearly all published models; used in an error message
 BACKBONE = "patch_embed.backbone."  # prefix of a ResNet stem
 
 
@@ -38,7 +38,7 @@ def infer_architecture(
     if published is not None and any(
         getattr(published.vit, name) != vit[name] for name in ("width", "depth", "patch")
     ):
-        assumed.append(f"the name is that of {published.name}, but the shapes differ: ignored")
+        assumed.append(f"named like {published.name}, but the shapes differ: its table row is ignored")
         published = None
     sources = SettingSources(
         mapped=mapped, config=config, published=published, requested=requested, assumed=assumed
@@ -48,8 +48,8 @@ def infer_architecture(
     vit["heads"] = sources.resolve("heads", heads, "as in published models of this size")
     if vit["heads"] is None:
         raise UserError(
-            f"{source} does not tell how many attention heads share its width of {vit['width']}; "
-            f"pass it, for example `vit.heads={max(1, vit['width'] // HEAD_WIDTH)}`"
+            f"{source} does not state how many attention heads share its width of {vit['width']}; "
+            f"pass the number, for example `vit.heads={max(1, vit['width'] // HEAD_WIDTH)}`"
         )
     if vit["mlp"] != "swiglu":
         vit["mlp"] = sources.resolve("mlp", DEFAULTS["mlp"], "the usual value")
@@ -59,7 +59,7 @@ def infer_architecture(
     if vit["positions"] is None:
         default = "sincos" if mapped.format == "google" else None
         vit["positions"] = sources.resolve(
-            "positions", default, "as in big_vision, where the file has none"
+            "positions", default, "as in big_vision files without a position embedding"
         )
     if vit["positions"] is None:
         raise UserError(
@@ -109,7 +109,7 @@ class SettingSources:
 def infer_from_tensors(
     mapped: MappedStateDict, config: CheckpointConfig, source: str
 ) -> dict[str, Any]:
-    """The settings that names and shapes determine; None where they leave a question."""
+    """The settings that names and shapes determine; None where they are ambiguous."""
     kernel = require_shape(mapped, "patch_embed.proj.weight", 4, source)
     hidden = require_shape(mapped, "blocks.0.mlp.fc2.weight", 2, source)[1]
     fc1_outputs = require_shape(mapped, "blocks.0.mlp.fc1.weight", 2, source)[0]
@@ -180,13 +180,13 @@ def infer_stem(mapped: MappedStateDict, kernel: tuple[int, ...], source: str) ->
     for name in mapped.chunks:
         if match := re.match(rf"{re.escape(BACKBONE)}stages\.(\d+)\.blocks\.(\d+)\.", name):
             blocks.setdefault(int(match[1]), set()).add(int(match[2]))
-    found = tuple(len(blocks[stage]) for stage in sorted(blocks))
+    depths = tuple(len(blocks[stage]) for stage in sorted(blocks))
     for (kind, patch), stages in STAGES.items():
-        if stages == found:
+        if stages == depths:
             channels = require_shape(mapped, f"{BACKBONE}stem.conv.weight", 4, source)[1]
             return {"stem": kind, "patch": patch, "channels": channels}
     raise UserError(
-        f"{source} has a ResNet stem of stages {found}; supported are {list(STAGES.values())}"
+        f"{source} has a ResNet stem of stages {depths}; supported are {list(STAGES.values())}"
     )
 
 
@@ -243,15 +243,15 @@ def infer_image_size(
             return tuple(size), prefix
     raise UserError(
         f"{source} has {shape[1]} positions, which do not form a square of patches; "
-        f"pass the image size of the training, for example "
+        f"pass the image size used in training, for example "
         f"`vit.image=({20 * patch}, {10 * patch})`"
     )
 
 
 def prefix_counts(mapped: MappedStateDict) -> list[int]:
     """Possible numbers of prefix tokens with positions: [CLS] and distillation, all, or none."""
-    readers = sum(name in mapped.chunks for name in ("cls_token", "dist_token"))
-    return [readers, readers + (mapped.shape("reg_token") or (1, 0))[1], 0]
+    class_tokens = sum(name in mapped.chunks for name in ("cls_token", "dist_token"))
+    return [class_tokens, class_tokens + (mapped.shape("reg_token") or (1, 0))[1], 0]
 
 
 def square_sizes(positions: int, counts: list[int], patch: int) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from vitrail.zoo.layouts.mapping import LAYOUTS
 from vitrail.zoo.load import LoadedModel, load_weights
 from vitrail.zoo.weights import Normalisation
 
-Target = Literal["timm", "huggingface", "torchvision", "vitrail"]  # Google's layout is only read
+Target = Literal["timm", "huggingface", "torchvision", "vitrail"]  # Google's layout can only be read
 
 LOGIT_TOLERANCE = 1e-5  # the largest difference in logits that another eps may make
 FILE_SUFFIXES = (".safetensors", ".pth", ".bin")  # an `out` with one of these is a single file
@@ -98,9 +98,9 @@ def convert(
 
 
 def check_conversion_target(to: str, out: Path, is_file: bool) -> None:
-    """Raises if the layout cannot be written, or not to this path."""
+    """Raises if the layout cannot be written at all, or not to this path."""
     if to not in get_args(Target):
-        reason = "is only read" if to in LAYOUTS else "is unknown"
+        reason = "can only be read" if to in LAYOUTS else "is unknown"
         raise UserError(f"layout {to!r} {reason}; choose one of {', '.join(get_args(Target))}")
     if to == "torchvision" and not is_file:
         raise UserError(f"torchvision's weights are a single file; end `out` ({out}) in .pth")
@@ -111,9 +111,9 @@ def check_conversion_target(to: str, out: Path, is_file: bool) -> None:
 
 
 def build_metadata(loaded: LoadedModel) -> dict[str, Any]:
-    """The metadata of a Vitrail model file, without those that `save_model` writes itself."""
-    own = ("format", "vit", "versions")
-    stored = {name: value for name, value in loaded.metadata.items() if name not in own}
+    """The metadata of a Vitrail model file, without the keys that `save_model` adds."""
+    added = ("format", "vit", "versions")
+    stored = {name: value for name, value in loaded.metadata.items() if name not in added}
     return {
         "temperature": None,
         "metrics": {},
@@ -160,7 +160,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def check_eps(model: ViT, layout: Layout, adapted: list[str]) -> None:
-    """Raises if the layout's files cannot state the eps of norms and its own changes the logits."""
+    """Raises if the layout's files cannot state this eps, and the eps they imply changes logits."""
     if layout.eps is None or model.config.eps in layout.eps:
         return
     eps = layout.eps[0]

@@ -1,4 +1,4 @@
-"""Vitrail's own model file: safetensors whose metadata hold all that is needed to use them."""
+"""Vitrail's own model file: safetensors whose metadata holds everything needed to use it."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from vitrail.model.vit import ViT
 
 FORMAT_VERSION = 1
 METADATA_KEY = "vitrail"  # the only key of the safetensors metadata; its value is JSON
-MAX_SETTING = 1_000_000  # of a number that defines an architecture; larger ones are not built
+MAX_SETTING = 1_000_000  # of an architecture; larger numbers are rejected before anything is built
 
 
 def save_model(path: str | Path, model: ViT, metadata: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ def load_model(path: str | Path) -> tuple[ViT, dict[str, Any]]:
         names = expected.keys() | found.keys()
         wrong = min(name for name in names if expected.get(name) != found.get(name))
         raise UserError(
-            f"{path} does not hold the model that its metadata describe: {wrong} has the shape "
+            f"{path} does not contain the model that its metadata describes: {wrong} has the shape "
             f"{found.get(wrong)}, expected {expected.get(wrong)}; download or train it again"
         )
     model.load_state_dict(tensors, assign=True)
@@ -61,7 +61,7 @@ def read_model_file(path: Path) -> tuple[Any, dict[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if METADATA_KEY not in metadata:
-                raise UserError(f"{path} is not a model file of Vitrail: it has no metadata")
+                raise UserError(f"{path} is not a model file of Vitrail: its metadata is missing")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return json.loads(metadata[METADATA_KEY]), tensors
     except UserError:
@@ -73,7 +73,7 @@ def read_model_file(path: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def check_version(metadata: Any, source: str) -> dict[str, Any]:
-    """The metadata, if this version of Vitrail can read them."""
+    """The metadata, if this version of Vitrail can read it."""
     if isinstance(metadata, dict) and metadata.get("format") == FORMAT_VERSION:
         return metadata
     found = metadata.get("format") if isinstance(metadata, dict) else metadata
@@ -83,8 +83,8 @@ def check_version(metadata: Any, source: str) -> dict[str, Any]:
     )
 
 
-def read_architecture(metadata: Mapping[str, Any], numbers: int, source: str) -> ViTConfig:
-    """The architecture, if it has as many parameters as the file holds numbers."""
+def read_architecture(metadata: Mapping[str, Any], elements: int, source: str) -> ViTConfig:
+    """The architecture in the metadata; raises unless it has `elements` parameters."""
     try:
         settings = dict(metadata["vit"])
         if any(isinstance(x, int | float) and abs(x) > MAX_SETTING for x in settings.values()):
@@ -92,9 +92,9 @@ def read_architecture(metadata: Mapping[str, Any], numbers: int, source: str) ->
         config = ViTConfig(**settings)
     except (KeyError, TypeError) as error:
         raise UserError(f"{source} does not describe its model: {error}") from error
-    if count_parameters(config) != numbers:
+    if count_parameters(config) != elements:
         raise UserError(
-            f"{source} does not hold the model that its metadata describe: it has {numbers:,} "
-            f"numbers, the model has {count_parameters(config):,} parameters"
+            f"{source} does not contain the model that its metadata describes: it has {elements:,} "
+            f"elements, the model has {count_parameters(config):,} parameters"
         )
     return config

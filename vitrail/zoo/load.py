@@ -1,4 +1,4 @@
-"""Loads weights of any known layout into a model, and reports all that was changed or assumed."""
+"""Loads weights of any known layout into a model, and reports everything that was changed or assumed."""
 
 import json
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ from vitrail.zoo.weights import Normalisation, find_published
 
 ADAPTABLE = ("image", "patch", "channels", "classes", "depth", "head")
 TRAINING_ONLY = ("drop_path", "dropout")  # no tensor depends on them
-DEFAULT_CROPS = {"half": 0.9, "imagenet": 0.875, "clip": 1.0}  # of published weights ...
-FULL_CROP_SIZE = 384  # ... below this image size; from here on they use the whole image
+DEFAULT_CROPS = {"half": 0.9, "imagenet": 0.875, "clip": 1.0}  # of most published weights
+FULL_CROP_SIZE = 384  # pixels: published weights of at least this image size use no crop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class LoadReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model with all that is known about using it."""
+    """A model with everything that is known about using it."""
 
     model: ViT  # in evaluation mode
     classes: tuple[str, ...] | None  # None: unknown
@@ -109,9 +109,9 @@ def parse_metadata(contents: FileContents, source: str) -> dict[str, Any]:
 def read_own_file(
     contents: FileContents, metadata: Mapping[str, Any], source: str
 ) -> tuple[MappedStateDict, Architecture, CheckpointConfig]:
-    """A Vitrail model file, whose metadata state everything."""
-    numbers = sum(torch.Size(tensor.shape).numel() for tensor in contents.tensors.values())
-    vit = read_architecture(metadata, numbers, source)
+    """A Vitrail model file, whose metadata states everything."""
+    elements = sum(torch.Size(tensor.shape).numel() for tensor in contents.tensors.values())
+    vit = read_architecture(metadata, elements, source)
     classes, preprocess = metadata.get("classes"), metadata.get("preprocess")
     return (
         MappedStateDict(
@@ -142,7 +142,7 @@ def apply_settings(old: ViTConfig, requested: Mapping[str, Any], source: str) ->
     for name, value in requested.items():
         if name not in names:
             near = ", ".join(get_close_matches(name, names, n=3, cutoff=0.4)) or "image, classes"
-            raise UserError(f"a model has no setting {name!r}; the nearest are {near}")
+            raise UserError(f"unknown model setting {name!r}; the nearest are {near}")
         if name in ADAPTABLE or name in TRAINING_ONLY:
             changes[name] = value
         elif getattr(old, name) != value:
@@ -163,8 +163,8 @@ def apply_settings(old: ViTConfig, requested: Mapping[str, Any], source: str) ->
     if old.stem != "patch" and changes.get("patch", old.patch) != old.patch:
         raise UserError(f"{source} has a ResNet stem with patch {old.patch}; remove `vit.patch`")
     if "classes" in changes and "head" not in changes:
-        same = old.head != "none" and changes["classes"] == old.classes
-        changes["head"] = old.head if same else "linear"
+        keeps_head = old.head != "none" and changes["classes"] == old.classes
+        changes["head"] = old.head if keeps_head else "linear"
     if changes.get("head", old.head) not in (old.head, "none", "linear"):
         raise UserError(f"{source} has no hidden layer before its head; use `vit.head='linear'`")
     return replace(old, **changes)
@@ -237,7 +237,7 @@ def find_class_names(
     if config.classes is not None:
         if len(config.classes) != old.classes:
             raise UserError(
-                f"{source} has {old.classes} classes, but {len(config.classes)} names for them"
+                f"{source} has {old.classes} classes, but {len(config.classes)} class names; correct its config"
             )
         return config.classes
     if published is not None and published.classes and len(published.classes) == old.classes:

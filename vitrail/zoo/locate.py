@@ -31,8 +31,12 @@ def locate_checkpoint(path: str | Path) -> CheckpointFiles:
         name = text.removeprefix("hf:")
         return locate_local(fetch_from_hub(name), name.partition("@")[0])
     published = find_published(text)
-    named = published is not None and published.name == text
-    if published is not None and named and published.hub and not Path(path).exists():
+    if (
+        published is not None
+        and published.name == text
+        and published.hub
+        and not Path(path).exists()
+    ):
         return locate_checkpoint(f"hf:{published.hub}")
     return locate_local(files.expand_user(path))
 
@@ -48,11 +52,11 @@ def locate_local(path: Path, *names: str) -> CheckpointFiles:
                 f"{path} does not exist; give a file or folder, or hf:owner/name for the hub"
             )
         folder = path.parent
-        is_only = (
+        owns_config = (
             path.name.removesuffix(INDEX_SUFFIX) in STANDARD_FILES
             or len(list_weight_files(folder)) == 1
         )
-        if not is_only:  # the config files may belong to another weight file
+        if not owns_config:  # the config files may belong to another weight file
             return CheckpointFiles(
                 weights=path, config=CheckpointConfig(), names=(*names, path.name)
             )
@@ -73,9 +77,9 @@ def find_weight_file(folder: Path) -> Path:
     found = list_weight_files(folder)
     if len(found) > 1:
         names = ", ".join(file.name for file in found[:MAX_LISTED])
-        raise UserError(f"{folder} holds several weight files ({names}); give the file itself")
+        raise UserError(f"{folder} contains several weight files ({names}); give the path of one of them")
     if not found:
-        raise UserError(f"{folder} holds no weights; give a folder or a file with weights")
+        raise UserError(f"{folder} contains no weight file ({', '.join(WEIGHT_SUFFIXES)}); give another folder or a file")
     return found[0]
 
 

@@ -29,7 +29,7 @@ class ModelInfo:
 class WeightsInfo:
     """Published weights; its fields are the keys of `vitrail models --weights --json`.
 
-    >>> [one.name for one in vitrail.models(weights=True) if one.accuracy and one.accuracy > 0.88]
+    >>> [info.name for info in vitrail.models(weights=True) if (info.accuracy or 0) > 0.88]
     ['L/16 swag-in1k-512', 'H/14 swag-in1k-518']
     """
 

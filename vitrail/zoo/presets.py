@@ -155,7 +155,7 @@ def find_preset(name: str) -> str:
         return matches[0]
     if matches:
         raise UserError(
-            f"{name!r} may be {' or '.join(matches)}, which are two models; write one of them"
+            f"{name!r} is ambiguous: {' and '.join(matches)} are different models; choose one"
         )
     near = _find_nearest(name, list(PRESETS))
     raise UserError(f"no model is called {name!r}; the nearest are {near}")

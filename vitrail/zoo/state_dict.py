@@ -18,7 +18,7 @@ from vitrail.zoo.architecture import Architecture, block_index, list_unread_toke
 from vitrail.zoo.layouts.layout import MappedStateDict, summarise_names
 
 HEAD_PREFIXES = ("head.", "head_dist.")
-OPTIONAL_BIASES = r"(patch_embed\.proj|blocks\.\d+\.attn\.qkv)\.bias"  # zero where models have none
+OPTIONAL_BIASES = r"(patch_embed\.proj|blocks\.\d+\.attn\.qkv)\.bias"  # zero if the file has none
 
 
 @dataclass(kw_only=True)
@@ -41,7 +41,7 @@ def build_model(
     shapes = {name: x.shape for name, x in model.state_dict().items()}
     new_head = note_head_change(old, wanted, changes)
     unused = [
-        name for name in mapped.chunks if belongs_to_dropped(name, shapes, old, wanted, new_head)
+        name for name in mapped.chunks if is_dropped(name, shapes, old, wanted, new_head)
     ]
     check_all_mapped(mapped, old, {*shapes, *unused}, source)
     changes.loaded = sum(len(x) for name, x in mapped.chunks.items() if name not in unused)
@@ -63,8 +63,8 @@ def build_model(
             x = adapt_first_convolution(name, x, wanted, changes)
         if x.shape != shape:
             raise UserError(
-                f"{source} has {name} as {format_shape(x.shape)}, "
-                f"which should be {format_shape(shape)}"
+                f"{source} has {name} of shape {format_shape(x.shape)}, "
+                f"expected {format_shape(shape)}"
             )
         state[name] = x.to(torch.float32).contiguous()
     note_conversions(mapped, shapes, old, new_head, changes)
@@ -96,10 +96,10 @@ def check_all_mapped(
         raise UserError(f"{source} has {min(unexpected)}, which this model does not have")
 
 
-def belongs_to_dropped(
+def is_dropped(
     name: str, shapes: dict[str, torch.Size], old: ViTConfig, wanted: ViTConfig, new_head: bool
 ) -> bool:
-    """Whether a parameter is part of a block or a head that is not wanted."""
+    """Whether a parameter is part of a block or head that the wanted model does not have."""
     if name.startswith("head.") or (name.startswith("head_dist.") and old.distilled):
         return new_head or wanted.head == "none"
     if name.startswith("pre_logits."):
@@ -109,7 +109,7 @@ def belongs_to_dropped(
 
 
 def build_parameter(name: str, shape: torch.Size, mapped: MappedStateDict, source: str) -> Tensor:
-    """A parameter from the file, or the value that stands for one that the file's model lacks."""
+    """A parameter from the file, or a neutral value if the file's model does not have it."""
     if name in mapped.chunks:
         return read_parameter(mapped, name, source)
     if re.fullmatch(OPTIONAL_BIASES, name):
@@ -134,7 +134,7 @@ def read_parameter(mapped: MappedStateDict, name: str, source: str) -> Tensor:
         zeros = torch.zeros_like(next(iter(parts.values())))
         x = torch.cat([parts.get(number, zeros) for number in range(max(parts) + 1)])
     if not x.is_floating_point():
-        raise UserError(f"{source} has {name} as {x.dtype}; give floating point weights")
+        raise UserError(f"{source} has {name} as {x.dtype}; only floating-point weights can be loaded")
     return x
 
 
@@ -198,7 +198,7 @@ def note_conversions(
     new_head: bool,
     changes: Changes,
 ) -> None:
-    """Records parameters that were filled in and numbers that were cast."""
+    """Records parameters that were filled in and dtypes that were cast."""
     missing = [name for name in shapes if name not in mapped.chunks]
     if biases := [name for name in missing if re.fullmatch(OPTIONAL_BIASES, name)]:
         changes.adapted.append(f"{summarise_names(biases)}: zero, because the file has none")
@@ -210,4 +210,4 @@ def note_conversions(
 
 
 def format_shape(shape: torch.Size) -> str:
-    return " x ".join(str(side) for side in shape)
+    return " x ".join(str(size) for size in shape)

@@ -14,8 +14,8 @@ TORCHVISION = "torchvision 0.28, weights of vision_transformer.py"
 
 Normalisation = Literal["half", "imagenet", "clip"]  # a name in NORMALISATIONS
 
-# Attention heads of published models by width, depth and hidden width of the MLP. Where models
-# differ in heads only, the more common one.
+# Attention heads of published models by width, depth and hidden width of the MLP. If models
+# differ in heads only, the more common number.
 KNOWN_HEADS = {
     (PRESETS[name]["width"], PRESETS[name]["depth"], preset(name).hidden): PRESETS[name]["heads"]
     for name in ("Ti/16", "S/16", "B/16", "L/16", "H/14", "g/14", "G/14", "DINOv2-g/14")
@@ -75,7 +75,9 @@ class PublishedWeights:
 
 def imagenet_classes() -> tuple[str, ...]:
     """The classes of ILSVRC 2012 in their order, each by its first WordNet lemma."""
-    return tuple(files("vitrail.zoo").joinpath("imagenet.txt").read_text().splitlines())
+    return tuple(
+        files("vitrail.zoo").joinpath("imagenet.txt").read_text(encoding="utf-8").splitlines()
+    )
 
 
 def find_published(*names: str) -> PublishedWeights | None:
@@ -99,7 +101,7 @@ def _timm(
     licence: str = "apache-2.0",
     **changes: Any,
 ) -> PublishedWeights:
-    """Weights that timm publishes too, with timm's preprocessing and accuracy."""
+    """Weights that timm publishes, with timm's preprocessing and accuracy."""
     return PublishedWeights(
         name=name,
         hub=f"timm/{hub}",
@@ -251,7 +253,7 @@ PUBLISHED = [
     _timm("DINOv3-S/16", "vit_small_patch16_dinov3.lvd1689m", "DINOv3-S/16", **DINO3),
     _timm("DINOv3-B/16", "vit_base_patch16_dinov3.lvd1689m", "DINOv3-B/16", **DINO3),
     _timm("DINOv3-L/16", "vit_large_patch16_dinov3.lvd1689m", "DINOv3-L/16", **DINO3),
-    # Cherti et al., 2023, CLIP trained on LAION; with a head for ImageNet, or of 512 numbers
+    # Cherti et al., 2023, CLIP trained on LAION; with a head for ImageNet, or CLIP's projection to 512
     _timm("CLIP-B/16 laion2b-in12k-in1k", "vit_base_patch16_clip_224.laion2b_ft_in12k_in1k",
           "CLIP-B/16", 0.86174, normalisation="clip", crop=0.95, head="linear"),
     _timm("CLIP-B/16 laion2b", "vit_base_patch16_clip_224.laion2b", "CLIP-B/16",

@@ -101,7 +101,7 @@ def test_the_estimate_is_within_two_percent(source):
 def test_changed_data_settings_or_decoders_have_another_key(source, monkeypatch):
     items, reader = np.arange(40), Reader(source, LARGE, True)
     other = Fake(photos(40))
-    other.dates = other.dates + 1
+    other.mtimes = other.mtimes + 1
     names = {
         cache_key(reader, items),
         cache_key(reader, items[:20]),

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+import vitrail
 from tests.data.fakes import encoded, photo
 from tests.data.samples import class_folders, tar
 from vitrail.data.config import DataConfig, Preprocess
@@ -80,6 +81,15 @@ def test_each_file_is_opened_once_before_the_first_step(root, opens, preprocess,
     start(root, preprocess, workers=count, **where)
     warm = opens()
     assert set(warm.values()) == {1} and warm.keys() <= once.keys()
+
+
+@pytest.mark.slow
+def test_a_whole_run_opens_each_file_once(root, opens, tmp_path):
+    settings = {"model": "Pico/4", "epochs": 1, "report": False, "quiet": True}
+    for name in ("cold", "warm"):
+        vitrail.train(root, out=tmp_path / name, **settings)
+        counts = opens()
+        assert len(counts) == 120 and set(counts.values()) == {1}
 
 
 def test_without_the_buffer_files_would_be_opened_again(root, opens, monkeypatch):

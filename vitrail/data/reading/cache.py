@@ -170,7 +170,7 @@ def build_cache(reader: Reader, items: Items, folder: Path, workers: int, progre
             lambda image: file.write(image.data), reader, items, workers, progress
         )
     np.savez(folder / "index.npz", items=written, shapes=shapes)
-    (folder / "broken.json").write_text(json.dumps(broken))
+    (folder / "broken.json").write_bytes(json.dumps(broken).encode())
 
 
 def open_cache(folder: Path) -> tuple[DecodedImages, Broken] | None:
@@ -179,7 +179,7 @@ def open_cache(folder: Path) -> tuple[DecodedImages, Broken] | None:
         with (folder / "index.npz").open("rb") as file:
             index = np.load(file, allow_pickle=False)
             items, shapes = index["items"], index["shapes"]
-        broken = json.loads((folder / "broken.json").read_text())
+        broken = json.loads((folder / "broken.json").read_bytes())
         pixels = folder / "pixels.bin"
         images = DecodedImages(items, shapes, map_file(pixels), pixels)
         if len(images.pixels) != images.starts[-1]:
@@ -219,7 +219,7 @@ def find_broken(reader: Reader, items: Items, *, workers: int, progress: bool = 
     """Decodes everything once without storing it; the cache folder remembers what is broken."""
     path = cache_folder() / "broken" / f"{cache_key(reader, items)}.json"
     if path.is_file():
-        return {int(item): reason for item, reason in json.loads(path.read_text()).items()}
+        return {int(item): reason for item, reason in json.loads(path.read_bytes()).items()}
     _, _, broken = decode_into(lambda image: None, reader, items, workers, progress)
     files.write_file(path, json.dumps(broken))
     return broken
@@ -233,7 +233,7 @@ def cache_key(reader: Reader, items: Items) -> str:
     decoders = [installed_version(name) for name in ("pillow", "simplejpeg", "torch")]
     chosen = hashlib.sha256(items.astype("<i8").tobytes()).hexdigest()
     path = reader.source.path
-    data = [fingerprint(reader.source, dates=True), str(path.resolve()) if path else None]
+    data = [fingerprint(reader.source, mtimes=True), str(path.resolve()) if path else None]
     parts = [CACHE_VERSION, data, chosen, preprocess, reader.uncropped, CROP_MARGIN, decoders]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

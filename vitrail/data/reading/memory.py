@@ -30,13 +30,13 @@ CAN_POOL = hasattr(mmap, "MADV_DONTFORK") and hasattr(mmap, "MAP_PRIVATE")
 def available_memory() -> int:
     """Returns the bytes that this process can allocate without swapping out others."""
     limits = []
-    if MEMINFO.exists():
-        lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+    with suppress(OSError):
+        lines = dict(line.split(":", 1) for line in MEMINFO.read_text("ascii").splitlines())
         limits.append(1024 * int(lines["MemAvailable"].split()[0]))
-    if (CGROUP / "memory.max").exists():
-        limit = (CGROUP / "memory.max").read_text().strip()
+    with suppress(OSError):
+        limit = (CGROUP / "memory.max").read_text("ascii").strip()
         if limit != "max":
-            limits.append(int(limit) - int((CGROUP / "memory.current").read_text()))
+            limits.append(int(limit) - int((CGROUP / "memory.current").read_text("ascii")))
     if not limits:
         limits.append(physical_memory() // 2)  # how much of it is in use is unknown
     return max(0, min(limits))

@@ -56,9 +56,13 @@ def available_cores() -> int:
 def start_method() -> str:
     """Returns "fork" where it is safe, which shares decoded images without a copy, else "spawn".
 
-    Frameworks of macOS crash in a forked process, and Windows cannot fork.
+    Frameworks of macOS crash in a forked process, Windows cannot fork, and a program may have
+    chosen "spawn" by `multiprocessing.set_start_method`.
     """
-    return "fork" if sys.platform == "linux" and hasattr(os, "fork") else "spawn"
+    safe = sys.platform == "linux" and hasattr(os, "fork")
+    available = safe and "fork" in multiprocessing.get_all_start_methods()
+    spawn_chosen = multiprocessing.get_start_method(allow_none=True) == "spawn"
+    return "fork" if available and not spawn_chosen else "spawn"
 
 
 def prefetch(

@@ -61,7 +61,7 @@ class ArraySource:
         return np.full(len(self), math.prod(self.pixels.shape[1:]), np.int64)
 
     @property
-    def dates(self) -> NDArray[np.int64]:
+    def mtimes(self) -> NDArray[np.int64]:
         return np.zeros(len(self), np.int64)
 
     def __len__(self) -> int:

@@ -38,7 +38,7 @@ class FileSource:
     splits: NDArray[np.str_]
     ids: PackedNames
     sizes: NDArray[np.int64]
-    dates: NDArray[np.int64]
+    mtimes: NDArray[np.int64]
     ignored: dict[str, str]
     contents: ContentBuffer = field(default_factory=ContentBuffer, repr=False)
 
@@ -66,7 +66,7 @@ class Folder:
     parts: tuple[str, ...]  # its path below the root
     names: list[str] = field(default_factory=list)  # paths of the images below the root
     sizes: list[int] = field(default_factory=list)
-    dates: list[int] = field(default_factory=list)
+    mtimes: list[int] = field(default_factory=list)
 
 
 def open_folder(
@@ -117,7 +117,7 @@ def merge_folders(
         splits=np.repeat(np.array([given for _, given, _ in parts], "<U5"), counts),
         ids=PackedNames(file for folder, _, _ in parts for file in folder.names),
         sizes=np.array([size for folder, _, _ in parts for size in folder.sizes], np.int64),
-        dates=np.array([date for folder, _, _ in parts for date in folder.dates], np.int64),
+        mtimes=np.array([mtime for folder, _, _ in parts for mtime in folder.mtimes], np.int64),
         ignored=ignored,
     )
 
@@ -140,7 +140,7 @@ def scan_folders(
             elif status := stat_entry(entry):
                 folder.names.append(name)
                 folder.sizes.append(status.st_size)
-                folder.dates.append(status.st_mtime_ns)
+                folder.mtimes.append(status.st_mtime_ns)
             else:
                 ignored[name] = "deleted while the folder was read"
         queue += reversed(subfolders)

@@ -43,7 +43,7 @@ class ShardSource:
     splits: NDArray[np.str_]
     ids: PackedNames
     sizes: NDArray[np.int64]
-    dates: NDArray[np.int64]
+    mtimes: NDArray[np.int64]
     ignored: dict[str, str]
     shards: tuple[str, ...]  # paths relative to the folder
     shard_indices: NDArray[np.int64]  # the shard of each image
@@ -122,7 +122,7 @@ def open_shards(
     ids = PackedNames(f"{shard}:{key}" for shard, index in pairs for key in index.keys)
     dotted = [f"{shard}:{name}" for shard, index in pairs for name in index.dotted]
     names, label = match_shard_labels(path, texts, ids, classes)
-    dates = [(path / shard).stat().st_mtime_ns for shard in shards]
+    mtimes = [(path / shard).stat().st_mtime_ns for shard in shards]
     source = ShardSource(
         name=path.resolve().name or "data",
         path=path,
@@ -131,7 +131,7 @@ def open_shards(
         splits=np.repeat(np.array(given, "<U5"), counts),
         ids=ids,
         sizes=np.concatenate([index.sizes for index in indices]),
-        dates=np.repeat(np.array(dates, np.int64), counts),
+        mtimes=np.repeat(np.array(mtimes, np.int64), counts),
         ignored=dict.fromkeys(dotted, "its key contains a dot, which WebDataset does not allow"),
         shards=tuple(shards),
         shard_indices=np.repeat(np.arange(len(shards)), counts),

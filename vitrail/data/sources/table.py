@@ -53,7 +53,7 @@ def open_table(
         splits=np.array(reader.splits, "<U5"),
         ids=PackedNames(reader.paths),
         sizes=np.array(reader.sizes, np.int64),
-        dates=np.array(reader.dates, np.int64),
+        mtimes=np.array(reader.mtimes, np.int64),
         ignored={},
     )
     return assign_splits(source, split=split, progress=progress)
@@ -70,7 +70,7 @@ class TableReader:
         self.labels: list[str] = []
         self.splits: list[str] = []
         self.sizes: list[int] = []
-        self.dates: list[int] = []
+        self.mtimes: list[int] = []
 
     def add(self, row: int, path: object, label: object, split: object) -> None:
         name = self.add_path(path)
@@ -108,7 +108,7 @@ class TableReader:
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path} is not a regular file")
         self.sizes.append(status.st_size)
-        self.dates.append(status.st_mtime_ns)
+        self.mtimes.append(status.st_mtime_ns)
         return full[len(self.root.rstrip(os.sep)) + 1 :].replace(os.sep, "/")
 
 

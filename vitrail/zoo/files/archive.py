@@ -18,9 +18,8 @@ from vitrail.zoo.files.lazy import DTYPES, FileContents, LazyTensor
 
 Span = tuple[int, int]  # offset of the first byte in the file, and number of bytes
 
-MAX_ENTRIES = (
-    5_000  # a giant ViT has 700 tensors, its checkpoint with an optimizer three times that
-)
+# A giant ViT has 700 tensors, its checkpoint with an optimizer three times as many.
+MAX_ENTRIES = 5_000
 MAX_DIRECTORY = 1 << 20  # bytes of the archive's central directory
 MAX_PICKLE = 4 << 20  # bytes of the pickle with names and shapes
 MAX_OPCODES = 300_000  # of the pickle: each may create an object of a hundred bytes
@@ -39,7 +38,7 @@ NUMPY_DTYPES = {  # by the .npy type string; NumPy has no bfloat16 and stores it
     "|b1": torch.bool,
 }
 
-# All that a pickle of dense tensors calls. weights_only=True allows more: sparse and quantised
+# Everything that a pickle of dense tensors calls. weights_only=True allows more: sparse and quantised
 # tensors, and a bytearray of any length. A Namespace holds the settings in DINO's checkpoints.
 ALLOWED_GLOBALS = {
     "collections OrderedDict",
@@ -72,18 +71,18 @@ def list_members(path: Path) -> dict[str, Span]:
     try:
         with ZipFile(path) as archive, path.open("rb") as file:
             entries = archive.infolist()
-            members = {one.filename: (find_data(file, one), one.file_size) for one in entries}
+            members = {info.filename: (find_data(file, info), info.file_size) for info in entries}
     except (BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
         raise UserError(f"{path} is not a valid archive: {error}; download it again") from error
-    if packed := [one.filename for one in entries if one.compress_type or one.flag_bits & 1]:
+    if packed := [info.filename for info in entries if info.compress_type or info.flag_bits & 1]:
         raise UserError(
-            f"{path} holds {packed[0]} compressed or encrypted, which torch.save and numpy.savez "
+            f"{path} stores {packed[0]} compressed or encrypted, which torch.save and numpy.savez "
             f"never do; save it again with one of them"
         )
     if len(members) < len(entries):
         raise UserError(f"{path} has two members of the same name; save it again")
-    total, size = sum(one.file_size for one in entries), path.stat().st_size
-    if total > size or any(one.file_size != one.compress_size for one in entries):
+    total, size = sum(info.file_size for info in entries), path.stat().st_size
+    if total > size or any(info.file_size != info.compress_size for info in entries):
         raise UserError(f"{path} lists {total:,} bytes but has {size:,}; download it again")
     return members
 
@@ -132,13 +131,13 @@ def open_npz(path: Path, members: dict[str, Span]) -> FileContents:
             }[version]
             shape, fortran_order, dtype = read_header(stream)
         except Exception as error:  # NumPy evaluates it as Python, which can raise anything
-            raise UserError(f"{path} holds {name} with a broken header; download it again") from (
+            raise UserError(f"{path} stores {name} with a broken header; download it again") from (
                 error
             )
-        if any(side < 0 for side in shape):
-            raise UserError(f"{path} holds {name} with a side below 0; download it again")
+        if any(size < 0 for size in shape):
+            raise UserError(f"{path} stores {name} with a negative dimension; download it again")
         if dtype.str not in NUMPY_DTYPES:
-            raise UserError(f"{path} holds {name} as {dtype}; give floating point arrays")
+            raise UserError(f"{path} stores {name} as {dtype}; only floating-point arrays can be loaded")
         tensor = LazyTensor(
             file=path,
             offset=start + stream.tell(),
@@ -148,7 +147,7 @@ def open_npz(path: Path, members: dict[str, Span]) -> FileContents:
             fortran_order=bool(fortran_order) and len(shape) > 1,
         )
         if stream.tell() + tensor.nbytes != size:
-            raise UserError(f"{path} holds {name} in {size:,} bytes, but its shape is {shape}")
+            raise UserError(f"{path} stores {name} in {size:,} bytes, but its shape is {shape}; download it again")
         tensors[name] = tensor
     return FileContents(tensors=tensors)
 
@@ -168,7 +167,7 @@ def open_torch_archive(path: Path, members: dict[str, Span], pickle: str) -> Fil
         reason = str(error).split("\n")[0][:200]
         raise UserError(f"torch cannot read {path}: {reason}") from error
     if not isinstance(tree, dict):
-        raise UserError(f"{path} holds a {type(tree).__name__}; save the state_dict of the model")
+        raise UserError(f"{path} contains a {type(tree).__name__}; save the state_dict of the model")
     sizes = {start: size for start, size in members.values()}
     tensors: dict[str, LazyTensor] = {}
     others: list[str] = []
@@ -185,7 +184,7 @@ def open_torch_archive(path: Path, members: dict[str, Span], pickle: str) -> Fil
 
 
 def check_pickle(path: Path, pickle: bytes) -> None:
-    """Raises at anything but dense tensors in dicts, before torch unpickles it."""
+    """Raises if a pickle contains more than dense tensors in dicts, before torch unpickles it."""
     called: set[str] = set()
     count = 0
     try:
@@ -201,7 +200,7 @@ def check_pickle(path: Path, pickle: bytes) -> None:
     if unexpected := sorted(called - ALLOWED_GLOBALS):
         name = unexpected[0].replace(" ", ".")
         raise UserError(
-            f"{path} wants to call {name}, which weights do not need; nothing was run, "
+            f"{path} wants to call {name}, which weights do not need; nothing was executed: "
             f"save the tensors of its state_dict only"
         )
 
@@ -218,7 +217,7 @@ def iterate_leaves(
             isinstance(value, dict)
             and value
             and max_depth > 1
-            and all(isinstance(one, str) for one in value)
+            and all(isinstance(name, str) for name in value)
         ):
             yield from iterate_leaves(value, max_depth - 1, f"{prefix}{key}.")
         else:
@@ -230,17 +229,17 @@ def locate_tensor(path: Path, name: str, x: Tensor, sizes: dict[int, int]) -> La
     storage = x.untyped_storage()
     start = getattr(storage, "_checkpoint_offset", None)
     if x.layout != torch.strided or x.device.type != "meta" or start is None:
-        raise UserError(f"{path} holds {name} as {x.layout}; give dense tensors")
+        raise UserError(f"{path} stores {name} as {x.layout}; only dense tensors can be loaded")
     if sizes.get(start) != storage.nbytes():
         raise UserError(
             f"{path} declares {storage.nbytes():,} bytes for {name} and has "
             f"{sizes.get(start, 0):,}; download it again"
         )
     if x.dtype not in DTYPES.values():
-        raise UserError(f"{path} holds {name} as {x.dtype}; give floating point weights")
+        raise UserError(f"{path} stores {name} as {x.dtype}; only floating-point weights can be loaded")
     transposed = x.ndim == 2 and not x.is_contiguous() and x.mT.is_contiguous()
     if not x.is_contiguous() and not transposed:
-        raise UserError(f"{path} holds {name} as a strided view; save it with .contiguous()")
+        raise UserError(f"{path} stores {name} as a strided view; save it with .contiguous()")
     return LazyTensor(
         file=path,
         offset=start + x.storage_offset() * x.dtype.itemsize,

@@ -25,7 +25,7 @@ def open_weights(path: Path) -> FileContents:
     for shard in sorted(set(shard_of.values())):
         found = open_weight_file(path.parent / shard).tensors
         if found.keys() != {name for name, file in shard_of.items() if file == shard}:
-            raise UserError(f"{shard} does not hold the tensors that {path} lists; download both")
+            raise UserError(f"{shard} does not contain the tensors that {path} lists; download both")
         tensors |= found
     return FileContents(tensors=tensors)
 
@@ -45,7 +45,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one if the file does not exist."""
     try:
         if path.stat().st_size > MAX_JSON:
-            raise UserError(f"{path} is longer than {MAX_JSON:,} bytes; remove it or shorten it")
+            raise UserError(f"{path} is longer than {MAX_JSON:,} bytes; shorten or remove it")
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
@@ -54,7 +54,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
             raise
         raise UserError(f"cannot read {path}: {error}; correct or remove it") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} does not hold a JSON object; correct or remove it")
+        raise UserError(f"{path} does not contain a JSON object; correct or remove it")
     return content
 
 
@@ -87,7 +87,7 @@ def describe_content(start: bytes) -> str:
         return "it is a web page; download the file itself"
     if start[:1] == b"\x80":
         return (
-            "it is a bare pickle, as torch wrote before 1.6; load it where you trust it, and "
+            "it is a bare pickle, as torch wrote before 1.6; if you trust it, load it with torch, and "
             "save its tensors with torch.save or safetensors"
         )
     return "it is neither safetensors, nor a .pth or .bin of torch, nor a .npz; convert it first"
@@ -115,20 +115,18 @@ def open_safetensors(path: Path) -> FileContents:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER:
-        raise UserError(f"{path} has a header of {length:,} bytes; at most {MAX_HEADER:,} are read")
+        raise UserError(f"{path} has a header of {length:,} bytes, more than {MAX_HEADER:,}; save the tensors only")
     try:
         with safe_open(path, framework="pt") as opened:
             metadata = opened.metadata() or {}
             slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
-            headers = {
-                name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()
-            }
+            headers = {name: (x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
     except SafetensorError as error:
         raise UserError(f"{path} is not a valid safetensors file: {error}") from error
     offset, tensors = 8 + length, {}
     for name, (dtype, shape) in headers.items():  # in the order of their offsets, without gaps
         if dtype not in DTYPES:
-            raise UserError(f"{path} holds {name} as {dtype}; give floating point weights")
+            raise UserError(f"{path} stores {name} as {dtype}; only floating-point weights can be loaded")
         tensor = LazyTensor(
             file=path, offset=offset, stored_shape=shape, shape=shape, dtype=DTYPES[dtype]
         )

@@ -27,9 +27,9 @@ def parse_floats(values: Any) -> tuple[float, ...]:
 
 
 def translate_value(setting: str, value: Any, table: Mapping[str, str]) -> str:
-    """Vitrail's word for a foreign value."""
+    """Vitrail's name for a foreign value."""
     if value not in table:
-        raise UserError(f"{setting} {value!r} is not supported; choose one of {', '.join(table)}")
+        raise UserError(f"{setting} {value!r} is not supported; supported are {', '.join(table)}")
     return table[value]
 
 

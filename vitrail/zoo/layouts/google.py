@@ -59,9 +59,9 @@ def unstack_blocks(
     for original, tensor in tensors.items():
         name = normalise_jax_name(original)
         if "Transformer.encoderblock." in name:
-            for number, one in enumerate(tensor.unstack()):
-                inner = name.replace("encoderblock.", f"encoderblock_{number}.")
-                yield inner, (f"{original}[{number}]", one)
+            for number, block in enumerate(tensor.unstack()):
+                block_name = name.replace("encoderblock.", f"encoderblock_{number}.")
+                yield block_name, (f"{original}[{number}]", block)
         else:
             yield name, (original, tensor)
 
@@ -90,7 +90,7 @@ def finish_google_mapping(
                 heads.add(tensor.shape[1])
             chunks[number] = transpose(name, tensor, source)
     if len(heads) != 1:
-        raise UserError(f"{source} has blocks of {sorted(heads)} heads; all must have the same")
+        raise UserError(f"{source} has blocks with {sorted(heads)} heads; all blocks must have the same number")
     mapped.vit.update(heads=heads.pop(), mlp="gelu_tanh")
     mapped.assumed.append("mlp gelu_tanh: as in Google's code")
 

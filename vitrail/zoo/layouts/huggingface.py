@@ -86,7 +86,7 @@ FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_ms
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # by Pillow's number
 HIDDEN_ACTS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "swiglu": "gelu"}
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
-MAX_MLP_RATIO = 64  # published models have 4; above 64 a search for DINOv2's ratio ends
+MAX_MLP_RATIO = 64  # published models have 4; the search for DINOv2's ratio stops at 64
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def parse_huggingface_config(config: Mapping[str, Any], folder: Path) -> Checkpo
     }
     labels = config.get("id2label") or {}
     if all(re.fullmatch(r"LABEL_\d+", str(label)) for label in labels.values()):
-        labels = {}  # what transformers writes without class names
+        labels = {}  # placeholders that transformers writes if there are no class names
     assumed: list[str] = []
     processor = read_json_object(folder / "preprocessor_config.json")
     return CheckpointConfig(
@@ -155,7 +155,7 @@ def parse_processor(processor: Mapping[str, Any], assumed: list[str]) -> dict[st
     """Settings of `Preprocess`, which always resizes the short side and crops the centre."""
     factor = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1
     if abs(factor * 255 - 1) > 1e-6:
-        raise UserError(f"preprocessor_config.json scales pixels by {factor}; only 1/255 is read")
+        raise UserError(f"preprocessor_config.json scales pixels by {factor}; only 1/255 is supported")
     settings: dict[str, Any] = {"mean": (0.0,), "std": (1.0,), "crop": 1.0}
     if processor.get("do_normalize", True):
         settings["mean"] = parse_floats(processor.get("image_mean", (0.5, 0.5, 0.5)))
@@ -212,7 +212,7 @@ def export_huggingface(
 
 
 def build_config(vit: ViTConfig, family: str, classes: tuple[str, ...] | None) -> dict[str, Any]:
-    """config.json."""
+    """The content of config.json."""
     config: dict[str, Any] = {
         "architectures": [choose_class(vit, family)],
         "model_type": family,
@@ -293,7 +293,7 @@ def reshape_tensors(vit: ViTConfig, state: dict[str, Tensor], family: str) -> di
         weight, bias = state.pop("head.weight"), state.pop("head.bias")
         if family != "vit" or bias.any() or not torch.equal(weight, torch.eye(width)):
             raise UserError(
-                "Hugging Face has no head behind a hidden layer; use `vit.head='linear'`"
+                "Hugging Face's classes have no hidden layer before the head; use `vit.head='linear'`"
             )
     if family.startswith("dinov2"):
         if vit.layer_scale is None:
@@ -315,13 +315,13 @@ def integer_mlp_ratio(vit: ViTConfig) -> int:
         if hidden == vit.hidden:
             return ratio
     raise UserError(
-        f"Hugging Face's DINOv2 has no MLP of {vit.hidden} in a width of {vit.width}; "
+        f"Hugging Face's DINOv2 has no MLP of hidden width {vit.hidden} at width {vit.width}; "
         f"try `to='timm'`"
     )
 
 
 def build_processor(preprocess: Preprocess) -> dict[str, Any]:
-    """preprocessor_config.json: resize the short side, crop the centre, normalise."""
+    """The content of preprocessor_config.json: resize the short side, crop the centre, normalise."""
     height, width = preprocess.height, preprocess.width
     if height != width:
         edge: dict[str, int] = {

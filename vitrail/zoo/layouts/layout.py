@@ -14,9 +14,9 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.zoo.files.lazy import LazyTensor, Shape
 
-# From their parameter names to Vitrail's. {i} to {n} match numbers, {p} weight or bias, {r} the
-# rest of a name. Where they have several tensors for one of our parameters, such as separate
-# queries, keys and values for our fused qkv, #0, #1, #2 number the chunks along the first axis.
+# From foreign parameter names to Vitrail's. {i} to {n} match numbers, {p} weight or bias, {r} the
+# rest of a name. Where a layout has several tensors for one parameter, such as separate queries,
+# keys and values for the fused qkv, #0, #1, #2 number the chunks along the first axis.
 NameTable = Mapping[str, str]
 PLACEHOLDERS = {"p": "weight|bias", "r": r"[\w.]+", **dict.fromkeys("ijkn", r"\d+")}
 
@@ -70,7 +70,7 @@ class Layout:
     """How another library names and shapes the parameters of a ViT; see `mapping.LAYOUTS`."""
 
     name: str
-    patch_weight: str  # their name of the patch projection, by which a file is recognised
+    patch_weight: str  # name of the patch projection, by which a file is recognised
     names: NameTable
     normalise: Callable[[str], str] = str  # other spellings of the same name
     unused: Mapping[str, str] = field(default_factory=dict)  # regex of tensor names, and the reason
@@ -83,7 +83,7 @@ class Layout:
 
 
 def translate_name(name: str, table: NameTable) -> str | None:
-    """What the right side of the table calls a name of its left side."""
+    """The right-hand name for a left-hand name of the table; None if no line matches."""
     for pattern, target in compile_table(tuple(table.items())):
         if match := pattern.fullmatch(name):
             return target.format(**match.groupdict())
@@ -123,7 +123,7 @@ def rename_tensors(state: Mapping[str, Tensor], table: NameTable) -> dict[str, T
 
 
 def check_supported(library: str, unsupported: Mapping[str, bool]) -> None:
-    """Raises at the first feature that the model has and the library's classes have not."""
+    """Raises if the model has a feature that the library's classes do not support."""
     for feature, present in unsupported.items():
         if present:
             raise UserError(f"{library} does not support {feature}; try `to='timm'`")

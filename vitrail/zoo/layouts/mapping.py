@@ -1,4 +1,4 @@
-"""Recognises the layout of a file and maps each of its tensors to a parameter of Vitrail's."""
+"""Recognises the layout of a file and maps each of its tensors to a parameter of Vitrail."""
 
 import re
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ from vitrail.zoo.layouts.layout import (
     translate_name,
 )
 
-# A new layout is a module with a LAYOUT and a line here. The first whose patch projection is found
-# counts: Google before torchvision, because Google's ResNets have a conv_proj too.
+# A new layout is a module with a LAYOUT and a line here. The first layout whose patch projection is
+# in the file wins: Google before torchvision, because Google's ResNets have a conv_proj too.
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
     for layout in (timm.LAYOUT, huggingface.LAYOUT, google.LAYOUT, torchvision.LAYOUT)
 }
 PREFERRED = ("teacher", "ema")  # of several models in one file, the averaged one is published
 
-# Regex of tensors that checkpoints carry and that classifying images does not need.
+# Regex of tensors in checkpoints that image classification does not need, and the reason.
 UNUSED = {
     r"(.*\.)?mask_token": "used in pretraining only",
     r"(.*\.)?decoder(_|\.).*": "a decoder, used in pretraining only",
@@ -56,14 +56,14 @@ def map_tensors(contents: FileContents, source: str, needs_head: bool = True) ->
     unknown: list[str] = []
     for name, (original, tensor) in tensors.items():
         if name.split(".")[0] in match.other_models:
-            reason = f"another model than {prefix[:-1]} in the same file"
+            reason = f"part of another model in the same file, not of {prefix[:-1]}"
             reasons.setdefault(reason, []).append(original)
             continue
-        short = layout.normalise(strip_prefix(name, prefix))
-        names.append(short)
-        if ours := translate_name(short, layout.names):
+        theirs = layout.normalise(strip_prefix(name, prefix))
+        names.append(theirs)
+        if ours := translate_name(theirs, layout.names):
             add_chunk(mapped, ours, tensor, source)
-        elif unused := find_reason(short, layout):
+        elif unused := find_reason(theirs, layout):
             reasons.setdefault(unused, []).append(original)
         else:
             unknown.append(original)
@@ -74,7 +74,7 @@ def map_tensors(contents: FileContents, source: str, needs_head: bool = True) ->
         )
     if contents.others:
         reasons["not a tensor"] = sorted({name.split(".")[0] for name in contents.others})
-    mapped.left_out.extend(f"{summarise_names(those)}: {why}" for why, those in reasons.items())
+    mapped.left_out.extend(f"{summarise_names(group)}: {why}" for why, group in reasons.items())
     if layout.finish is not None:
         layout.finish(mapped, names, needs_head, source)
     return mapped
@@ -99,8 +99,11 @@ def recognise_layout(tensors: Mapping[str, tuple[str, LazyTensor]], source: str)
                 assumed=[f"weights: {chosen[:-1]}, of the models {models}"],
                 other_models={other.split(".")[0] for other in prefixes if other != chosen},
             )
-    held = summarise_names(list(tensors)) or "no tensors"
-    raise UserError(f"{source} does not hold a Vision Transformer of a known layout: it has {held}")
+    found = summarise_names(list(tensors)) or "no tensors"
+    raise UserError(
+        f"{source} does not contain a Vision Transformer in a known layout "
+        f"({', '.join(LAYOUTS)}): it has {found}"
+    )
 
 
 def choose_model_prefix(prefixes: list[str], source: str) -> str:
@@ -121,7 +124,7 @@ def strip_prefix(name: str, prefix: str) -> str:
 
 
 def find_reason(name: str, layout: Layout) -> str | None:
-    """Why a tensor is not needed; None if it is not among the known ones."""
+    """Why a tensor is not needed; None if no pattern matches its name."""
     for pattern, reason in {**layout.unused, **UNUSED}.items():
         if re.fullmatch(pattern, name):
             return reason

@@ -1,4 +1,4 @@
-"""The ViT that the five seeds explain: [CLS], learned positions, attention spelled out."""
+"""The ViT of common from-scratch tutorials: [CLS], learned positions, attention not fused."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vitrail.model.config import ViTConfig
 
 
-class SeedAttention(nn.Module):
+class TutorialAttention(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
@@ -24,11 +24,11 @@ class SeedAttention(nn.Module):
         return x
 
 
-class SeedBlock(nn.Module):
+class TutorialBlock(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
-        self.attention = SeedAttention(config.width, config.heads)
+        self.attention = TutorialAttention(config.width, config.heads)
         self.mlp = nn.Sequential(
             nn.Linear(config.width, config.hidden),
             nn.GELU(approximate="tanh"),
@@ -41,8 +41,8 @@ class SeedBlock(nn.Module):
         return x
 
 
-class SeedViT(nn.Module):
-    """With their wide random start of [CLS] and positions, and with the final norm some forgot."""
+class TutorialViT(nn.Module):
+    """Initialises [CLS] and positions from N(0, 1), as the tutorials do; has a final norm."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -50,7 +50,7 @@ class SeedViT(nn.Module):
         self.patches = nn.Conv2d(config.channels, width, config.patch, stride=config.patch)
         self.cls_token = nn.Parameter(torch.randn(1, 1, width))
         self.positions = nn.Parameter(torch.randn(1, 1 + config.patches, width))
-        self.blocks = nn.Sequential(*(SeedBlock(config) for _ in range(config.depth)))
+        self.blocks = nn.Sequential(*(TutorialBlock(config) for _ in range(config.depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, config.classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Our model outside torch: exported to ONNX, answered by onnxruntime. No eager peer, a runtime."""
+"""Vitrail's model exported to ONNX and run by onnxruntime, beside the eager PyTorch models."""
 
 import os
 import warnings
@@ -10,8 +10,8 @@ from vitrail.zoo.presets import preset
 NAME = "onnxruntime"
 
 
-def export(name: str, folder: str) -> None:
-    """Writes the model that papers call `name`, for any number of images."""
+def export_onnx(name: str, folder: str) -> None:
+    """Exports a preset with random weights and a dynamic batch size."""
     import torch
 
     from vitrail.model.vit import ViT
@@ -19,7 +19,7 @@ def export(name: str, folder: str) -> None:
     torch.manual_seed(0)
     config = preset(name)
     images = torch.randn(2, config.channels, *config.size)
-    with warnings.catch_warnings(action="ignore"):  # torch's own, about torch
+    with warnings.catch_warnings(action="ignore"):  # the exporter warns about torch itself
         program = torch.onnx.export(
             ViT(config).eval(),
             (images,),
@@ -28,15 +28,15 @@ def export(name: str, folder: str) -> None:
             verbose=False,
         )
     assert program is not None
-    path(name, folder).write_bytes(program.model_proto.SerializeToString())
+    onnx_path(name, folder).write_bytes(program.model_proto.SerializeToString())
 
 
-def path(name: str, folder: str) -> Path:
+def onnx_path(name: str, folder: str) -> Path:
     return Path(folder) / f"{name.replace('/', '-')}.onnx"
 
 
-def prepare(name: str, batch: int, folder: str) -> Callable[[], object]:
-    """A call that answers a batch, in a process that never imports torch, with as many threads."""
+def prepare_session(name: str, batch: int, folder: str) -> Callable[[], object]:
+    """Returns a task that runs one batch without importing torch, with torch's thread count."""
     import numpy as np
     import onnxruntime
 
@@ -44,7 +44,7 @@ def prepare(name: str, batch: int, folder: str) -> Callable[[], object]:
     threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or len(os.sched_getaffinity(0))
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(
-        path(name, folder), options, providers=["CPUExecutionProvider"]
+        onnx_path(name, folder), options, providers=["CPUExecutionProvider"]
     )
     config = preset(name)
     shape = (batch, config.channels, *config.size)

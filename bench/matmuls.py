@@ -1,4 +1,4 @@
-"""The limit that no ViT can beat: its matrix products alone."""
+"""A lower bound for the time of a ViT: its matrix multiplications and nothing else."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,12 +7,12 @@ import torch
 
 from vitrail.model.config import ViTConfig
 
-LIMIT = "limit"  # the contender that is no peer
-Product = tuple[int, int, int, int]  # how many, and rows, inner length, columns of each
+MATMULS = "matmuls"  # the contender's name
+Matmul = tuple[int, int, int, int]  # batch size, rows, inner dimension, columns
 
 
-def products(config: ViTConfig, batch: int) -> list[Product]:
-    """Every matrix product of a forward pass, in order."""
+def forward_matmuls(config: ViTConfig, batch: int) -> list[Matmul]:
+    """Every matrix multiplication of a forward pass, in order."""
     tokens, width, heads = config.tokens, config.width, config.heads
     block = [
         (1, batch * tokens, width, 3 * width),  # queries, keys, values
@@ -26,28 +26,28 @@ def products(config: ViTConfig, batch: int) -> list[Product]:
     return [patches, *block * config.depth, (1, batch, width, config.classes)]
 
 
-def backward(product: Product) -> list[Product]:
-    """The two products that pass the gradient of one on to its factors."""
-    count, rows, inner, columns = product
+def backward_matmuls(matmul: Matmul) -> list[Matmul]:
+    """The two multiplications that compute the gradients of both factors."""
+    count, rows, inner, columns = matmul
     return [(count, rows, columns, inner), (count, inner, rows, columns)]
 
 
-def limit(config: ViTConfig, batch: int, training: bool = False) -> Callable[[], None]:
-    """A call that multiplies the same matrices, and does nothing else."""
-    todo = products(config, batch)
-    if training:  # nobody asks for the gradient of the pixels
-        todo += [gradient for product in todo for gradient in backward(product)]
-        todo.remove(backward(todo[0])[0])
-    ready = {product: multiplication(*product) for product in set(todo)}
+def prepare_matmuls(config: ViTConfig, batch: int, training: bool = False) -> Callable[[], None]:
+    """Returns a task that multiplies matrices of the model's shapes."""
+    matmuls = forward_matmuls(config, batch)
+    if training:
+        matmuls += [gradient for matmul in matmuls for gradient in backward_matmuls(matmul)]
+        matmuls.remove(backward_matmuls(matmuls[0])[0])  # the pixels need no gradient
+    operations = {matmul: prepare_matmul(*matmul) for matmul in set(matmuls)}
 
     def run() -> None:
-        for product in todo:
-            ready[product]()
+        for matmul in matmuls:
+            operations[matmul]()
 
     return run
 
 
-def multiplication(count: int, rows: int, inner: int, columns: int) -> Callable[[], object]:
+def prepare_matmul(count: int, rows: int, inner: int, columns: int) -> Callable[[], object]:
     """The right factor is stored by columns, as `nn.Linear` stores its weights."""
     left, right = torch.randn(count, rows, inner), torch.randn(count, columns, inner)
     out = torch.empty(count, rows, columns)
