@@ -15,7 +15,7 @@ test: check
 quick: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow"
 
-# kills, full disks, flipped bytes, hostile files: a quarter of an hour, and a table
+# kills, full disks, flipped bits, hostile files, each many times: minutes, and a table
 faults: $(READY)
 	VITRAIL_FAULTS=full $(BIN)/pytest -n 2 tests/faults
 
@@ -33,7 +33,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# The peers live apart: a broken torchvision that merely lies installed breaks other packages.
+# The peers have their own environment: an installed but broken torchvision breaks other packages.
 .venv-bench/.installed: pyproject.toml constraints.txt bench/requirements.txt bench/peers.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fast]' -r bench/requirements.txt

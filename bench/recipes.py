@@ -52,7 +52,7 @@ RECIPES = {
         schedule="linear",
         clip=1.0,
         augment=Augment(),
-        origin="the defaults of its Trainer; there is no published recipe from scratch",
+        origin="the defaults of its Trainer, which has no published recipe from scratch",
     ),
     "timm": Recipe(
         lr=5e-4,

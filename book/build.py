@@ -1,6 +1,6 @@
-"""Fills the chapters' code from the source: `python -m book.build`, or `--check` to only compare.
+"""Updates the code included in the chapters: `python -m book.build`, or only compares: `--check`.
 
-A chapter asks for code with a line such as `<!-- include: vitrail/model/block.py Block.forward -->`
+A chapter includes code with a line such as `<!-- include: vitrail/model/block.py Block.forward -->`
 right before a fenced Python block.
 """
 
@@ -24,21 +24,21 @@ def chapters() -> list[Path]:
     return sorted((ROOT / "book").glob("*.md"))
 
 
-def filled(text: str) -> str:
-    """The chapter with every included block as the source has it now."""
-    asked, found = text.count("<!-- include:"), len(INCLUDE.findall(text))
-    if asked != found:
+def fill_includes(text: str) -> str:
+    """The chapter with the current source in every included block."""
+    includes, blocks = text.count("<!-- include:"), len(INCLUDE.findall(text))
+    if includes != blocks:
         raise UserError(
-            f"{asked} includes, but {found} have a Python block right below; "
+            f"{includes} includes, but {blocks} have a Python block right below; "
             "write `<!-- include: FILE NAME -->`, then ```python on the next line"
         )
-    return INCLUDE.sub(lambda match: match[1] + code(match[2], match[3]) + match[5], text)
+    return INCLUDE.sub(lambda match: match[1] + extract_code(match[2], match[3]) + match[5], text)
 
 
-def code(path: str, name: str) -> str:
+def extract_code(path: str, name: str) -> str:
     """A class, function or method (`Block.forward`) of a file, without indent and doctests."""
     source = (ROOT / path).read_text()
-    if name not in (found := definitions(ast.parse(source))):
+    if name not in (found := find_definitions(ast.parse(source))):
         raise UserError(f"{path} has no {name}; correct the include")
     node = found[name]
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
@@ -46,26 +46,28 @@ def code(path: str, name: str) -> str:
     return EXAMPLE.sub(r"\1", textwrap.dedent("".join(lines)))
 
 
-def definitions(tree: ast.AST, prefix: str = "") -> dict[str, ast.ClassDef | ast.FunctionDef]:
+def find_definitions(tree: ast.AST, prefix: str = "") -> dict[str, ast.ClassDef | ast.FunctionDef]:
     """All classes, functions and methods by name, such as "Block" and "Block.forward"."""
     found: dict[str, ast.ClassDef | ast.FunctionDef] = {}
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             found[prefix + node.name] = node
-            found |= definitions(node, f"{prefix}{node.name}.")
+            found |= find_definitions(node, f"{prefix}{node.name}.")
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, fail on old code")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if code is out of date"
+    )
     check = parser.parse_args(arguments).check
-    old = [path for path in chapters() if filled(path.read_text()) != path.read_text()]
-    for path in old:
-        print(f"{path.name}: {'its code is old' if check else 'filled'}")
+    outdated = [path for path in chapters() if fill_includes(path.read_text()) != path.read_text()]
+    for path in outdated:
+        print(f"{path.name}: {'out of date' if check else 'updated'}")
         if not check:
-            files.write_file(path, filled(path.read_text()))
-    sys.exit(bool(old) and check)
+            files.write_file(path, fill_includes(path.read_text()))
+    sys.exit(bool(outdated) and check)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def check_empty(folder: Path) -> None:
 
 
 def expand_user(path: str | Path) -> Path:
-    """Replaces a leading ~ or ~name with that user's home folder; leaves unknown names unchanged."""
+    """Replaces a leading ~ or ~name with that user's home folder; leaves unknown names as is."""
     return Path(os.path.expanduser(path))
 
 

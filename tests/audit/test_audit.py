@@ -112,7 +112,7 @@ def test_a_wrong_extension_inside_a_shard_is_flagged(tmp_path):
 
 
 def test_names_with_blanks_accents_and_line_ends_are_read(scan):
-    assert set(NAMES) <= names(scan, scan.items("read"))
+    assert set(NAMES) <= names(scan, scan.items("readable"))
 
 
 def test_sizes_are_those_of_the_rotated_image(scan):
@@ -142,7 +142,7 @@ def test_grey_images_count_in_every_colour_channel():
 def test_a_wrong_number_of_channels_is_broken():
     contents = [*arrays(5, channels=5), *arrays(1, channels=4), *arrays(1, channels=3)]
     scan = scan_images(Fake(contents), workers=0)
-    assert scan.broken == {5: "4 channels; wanted 5", 6: "3 channels; wanted 5"}
+    assert scan.broken == {5: "4 channels; expected 5", 6: "3 channels; expected 5"}
 
 
 def test_the_channels_wanted_are_those_that_training_chooses():

@@ -1,4 +1,4 @@
-"""The chapters: their code is the source's, their examples run, their pictures can be drawn."""
+"""The chapters: included code is current, examples run, figures can be drawn."""
 
 import ast
 import builtins
@@ -22,7 +22,7 @@ WEIGHTS = "weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
 
 def run(chapter: Path) -> dict[str, Any]:
-    """Runs the chapter from top to bottom; each block must print what stands beside or below it."""
+    """Runs the chapter from top to bottom; each block must print the output stated with it."""
     printed: list[str] = []
 
     def record(*values: object) -> None:
@@ -35,14 +35,14 @@ def run(chapter: Path) -> dict[str, Any]:
         printed.clear()
         exec(compile(code, chapter.name, "exec"), names)
         beside = re.findall(r"^ *print\(.*\)  # (.+)$", code, re.M)
-        told = beside or output.splitlines()
-        assert printed == told, f"printed other than told: {printed}\n{code}"
+        stated = beside or output.splitlines()
+        assert printed == stated, f"printed {printed}, stated {stated}\n{code}"
     return names
 
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What stands in the namespace after the first chapter."""
+    """The namespace after the first chapter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("reader"))
         return run(CHAPTER)
@@ -50,17 +50,19 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("chapter", build.chapters(), ids=lambda path: path.name)
 def test_included_code_is_the_source(chapter: Path) -> None:
-    assert build.filled(chapter.read_text()) == chapter.read_text(), "run `python -m book.build`"
+    assert build.fill_includes(chapter.read_text()) == chapter.read_text(), (
+        "run `python -m book.build`"
+    )
 
 
-def test_every_block_of_the_chapter_prints_what_it_says(names: dict[str, Any]) -> None:
+def test_every_block_of_the_chapter_prints_the_stated_output(names: dict[str, Any]) -> None:
     assert names["logits"].shape == (1, 1000)
 
 
 def test_a_wrong_number_beside_a_print_is_found(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.md"
     wrong.write_text("```python\nprint(1 + 1)  # 3\n```\n")
-    with pytest.raises(AssertionError, match="printed other than told"):
+    with pytest.raises(AssertionError, match="printed"):
         run(wrong)
 
 
@@ -70,11 +72,11 @@ def test_the_worked_example_is_the_one_in_the_figure(names: dict[str, Any]) -> N
 
 
 def test_the_photo_is_the_one_in_the_figure(names: dict[str, Any]) -> None:
-    assert torch.equal(names["x"], figures.pixels(figures.photo()))
+    assert torch.equal(names["x"], figures.to_tensor(figures.load_photo()))
 
 
 @pytest.mark.parametrize("chapter", build.chapters(), ids=lambda path: path.name)
-def test_links_lead_to_files(chapter: Path) -> None:
+def test_links_point_to_existing_files(chapter: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", chapter.read_text())
     assert links and not [link for link in links if not (chapter.parent / link).exists()]
 
@@ -83,12 +85,12 @@ def test_links_lead_to_files(chapter: Path) -> None:
 def test_methods_named_in_the_chapter_exist(chapter: Path) -> None:
     named = set(re.findall(r"`([A-Z]\w+\.\w+)`", chapter.read_text()))
     files = (build.ROOT / "vitrail").rglob("*.py")
-    known = {name for file in files for name in build.definitions(ast.parse(file.read_text()))}
+    known = {name for file in files for name in build.find_definitions(ast.parse(file.read_text()))}
     assert named and named <= known
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_old_code_is_found_by_check_and_mended_without(
+def test_outdated_code_is_found_by_check_and_updated_without(
     check: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chapter = tmp_path / "chapter.md"
@@ -100,46 +102,48 @@ def test_old_code_is_found_by_check_and_mended_without(
 
 
 def test_an_include_is_filled_and_dedented() -> None:
-    first = build.filled(OLD).splitlines()[2]
+    first = build.fill_includes(OLD).splitlines()[2]
     assert first == "def __init__(self, rate: float):"
 
 
-def test_an_include_brings_its_decorators() -> None:
-    assert build.code("vitrail/model/vit.py", "init_weights").startswith("@torch.no_grad()\n")
+def test_an_include_has_its_decorators() -> None:
+    assert build.extract_code("vitrail/model/vit.py", "init_weights").startswith(
+        "@torch.no_grad()\n"
+    )
 
 
-def test_an_include_of_nothing_says_so() -> None:
+def test_an_include_of_an_unknown_name_is_an_error() -> None:
     with pytest.raises(UserError, match=r"block\.py has no Block\.backward; correct the include"):
-        build.code("vitrail/model/block.py", "Block.backward")
+        build.extract_code("vitrail/model/block.py", "Block.backward")
 
 
-def test_an_include_without_a_block_says_so() -> None:
+def test_an_include_without_a_block_is_an_error() -> None:
     with pytest.raises(UserError, match="1 includes, but 0 have a Python block"):
-        build.filled("<!-- include: vitrail/model/block.py Block -->\n\nwords\n")
+        build.fill_includes("<!-- include: vitrail/model/block.py Block -->\n\nwords\n")
 
 
 @pytest.mark.slow
 def test_figures_are_drawn_from_a_model_without_weights(tmp_path: Path) -> None:
-    for path in figures.draw(tmp_path):
+    for path in figures.draw_figures(tmp_path):
         drawn, stored = (
             matplotlib.image.imread(file) for file in (path, figures.FIGURES / path.name)
         )
         assert drawn.shape == stored.shape and drawn.std() > 0.1
 
 
-def test_stored_figures_are_light_and_sharp() -> None:
+def test_stored_figures_are_small_files_of_full_width() -> None:
     for path in figures.FIGURES.iterdir():
         picture = np.asarray(Image.open(path).convert("RGB")) / 255
         assert path.stat().st_size < 400_000 and picture.shape[1] == 1800
         assert np.allclose(picture[[0, -1]], 1, atol=0.02), f"{path.name} is not white at its edges"
 
 
-def test_the_trained_model_says_what_the_chapter_says(shared: Path) -> None:
-    model, labels = figures.build(shared / WEIGHTS)
+def test_the_trained_model_has_the_stated_numbers(shared: Path) -> None:
+    model, labels = figures.build_model(shared / WEIGHTS)
     with torch.no_grad():
-        z = model.encode(figures.pixels(figures.photo()))
+        z = model.encode(figures.to_tensor(figures.load_photo()))
         y = model.pool(z)
         label = labels[int(model.head(y).argmax())]
-    told = CHAPTER.read_text()
-    assert f"largest logit of our photo is *{label}*" in told
-    assert f"last block is {z.abs().max():.0f}; after the norm it is {y.abs().max():.0f}." in told
+    text = CHAPTER.read_text()
+    assert f"largest logit of our photo is *{label}*" in text
+    assert f"last block is {z.abs().max():.0f}; after the norm it is {y.abs().max():.0f}." in text

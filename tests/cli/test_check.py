@@ -203,7 +203,7 @@ def test_one_image_with_four_channels_does_not_change_the_model(fine, tmp_path, 
     flags = ("--data.skip-broken", "--json", "--out", tmp_path / "page.html")
     assert check(tmp_path / "x", *flags) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["broken"] == [{"path": "train/a/odd.npy", "why": "4 channels; wanted 3"}]
+    assert document["broken"] == [{"path": "train/a/odd.npy", "why": "4 channels; expected 3"}]
     assert document["plan"]["settings"]["vit"]["channels"] == 3
 
 

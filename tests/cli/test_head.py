@@ -199,7 +199,7 @@ def test_a_head_is_not_saved_inside_the_data(capsys, folder, tmp_path):
         (("--shots", "0"), "shots is 0"),
         (("--shots", "10000"), "fewer than 10000 shots"),
         (("--layers", "9"), "no such blocks"),
-        (("--features", "cls"), "has no [CLS] token, it pools by 'avg'"),
+        (("--features", "cls"), "has no [CLS] token: its pool is 'avg'"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(capsys, folder, arguments, expected):

@@ -270,8 +270,8 @@ def test_the_pixels_of_any_array_lie_row_by_row(kind):
         (np.zeros((4, 0, 3), np.uint8), "shape (4, 0, 3)"),
         (np.full((4, 4, 3), np.nan), "floats outside [0, 1]; scale them"),
         (np.full((4, 4, 3), 1.5), "floats outside [0, 1]; scale them"),
-        (np.zeros((3, 4, 6), np.uint8), "6 channels; wanted 3"),
-        (np.zeros((4, 4, 5), np.uint8), "5 channels; wanted 3"),
+        (np.zeros((3, 4, 6), np.uint8), "6 channels; expected 3"),
+        (np.zeros((4, 4, 5), np.uint8), "5 channels; expected 3"),
     ],
 )
 def test_invalid_arrays_are_refused_with_a_reason(values, words):
@@ -316,7 +316,7 @@ def test_an_array_header_that_promises_too_much_takes_no_memory():
 
 
 def test_a_file_format_has_no_fourth_channel():
-    assert why(save(picture(), "PNG"), channels=4) == "3 channels; wanted 4"
+    assert why(save(picture(), "PNG"), channels=4) == "3 channels; expected 4"
 
 
 def test_a_bomb_of_144_megapixels_in_17_kilobytes_is_refused():

@@ -39,7 +39,9 @@ def test_neighbours_are_chosen_by_leave_one_out():
 
 
 def test_an_unknown_kind_is_an_error_that_names_the_nearest():
-    with pytest.raises(UserError, match=r"unknown head 'random_forrest'; the nearest is random-forest"):
+    with pytest.raises(
+        UserError, match=r"unknown head 'random_forrest'; the nearest is random-forest"
+    ):
         find_kind("random_forrest")
 
 

@@ -92,3 +92,26 @@ def test_a_folder_that_cannot_be_locked_is_an_error(tmp_path):
         lock_folder(tmp_path / "none"),
     ):
         pass
+
+
+FORK = """
+import os, signal, sys
+from vitrail.run.lock import lock_folder
+with lock_folder(sys.argv[1]):
+    worker = os.fork()
+    if worker == 0:
+        signal.pause()
+    print(worker, flush=True)
+    signal.pause()
+"""
+
+
+def test_workers_of_a_killed_process_do_not_hold_its_lock(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", FORK, tmp_path], stdout=subprocess.PIPE) as holder:
+        worker = int(holder.stdout.readline())
+        holder.kill()
+        holder.wait()
+        try:
+            assert attempt(tmp_path)
+        finally:
+            os.kill(worker, signal.SIGKILL)

@@ -329,9 +329,7 @@ def test_too_few_minutes_are_an_error_and_can_be_raised(run_search, monkeypatch)
         "train_final",
         lambda folder, *rest: Run(folder=folder, metrics={"val": None, "test": None}),
     )
-    message = (
-        r"failed with the same error: 0\.5 minutes are over \(each trial had 0\.5 minutes\)"
-    )
+    message = r"failed with the same error: 0\.5 minutes are over \(each trial had 0\.5 minutes\)"
     with pytest.raises(UserError, match=message):
         run_search(trials=3, minutes=2, settings=TIMED)
     result = run_search(trials=2, minutes=30, settings=TIMED)
@@ -346,9 +344,7 @@ def test_minutes_and_steps_together_are_an_error(run_search, tmp_path):
 
 def test_minutes_and_a_space_of_epochs_together_are_an_error(run_search, tmp_path):
     (tmp_path / "space.toml").write_text('"train.epochs" = [1, 2]')
-    with pytest.raises(
-        UserError, match=r"the space contains train\.epochs, .* omit `minutes`"
-    ):
+    with pytest.raises(UserError, match=r"the space contains train\.epochs, .* omit `minutes`"):
         run_search(minutes=2, settings=TIMED, space=tmp_path / "space.toml")
     assert not (tmp_path / "out").exists()
 

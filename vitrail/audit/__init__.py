@@ -1,4 +1,4 @@
-"""What is wrong with a data set: `vitrail check`.
+"""Finds what is wrong with a data set: `vitrail check`.
 
 Imports data, display.
 """

@@ -26,7 +26,7 @@ class Audit:
     """What `vitrail check` finds in a data set."""
 
     scan: Scan  # one record for each image
-    copies: DuplicateGroups  # groups of indices; `duplicates`, `leaks`, ... give the paths
+    groups: DuplicateGroups  # of indices; `duplicates`, `leaks`, ... give the paths
     counts: NDArray[np.int64]  # images of each class (rows) in each of SPLITS
     findings: tuple[Finding, ...]  # the most severe first
 
@@ -65,27 +65,27 @@ class Audit:
     @property
     def duplicates(self) -> list[list[str]]:
         """Groups of paths with the same content in the same split."""
-        return self._paths(self.copies.duplicates)
+        return self._paths(self.groups.duplicates)
 
     @property
     def leaks(self) -> list[list[str]]:
         """Groups of paths with the same content in several splits."""
-        return self._paths(self.copies.leaks)
+        return self._paths(self.groups.leaks)
 
     @property
     def conflicts(self) -> list[list[str]]:
         """Groups of paths with the same content and several labels."""
-        return self._paths(self.copies.conflicts)
+        return self._paths(self.groups.conflicts)
 
     @property
     def near_duplicates(self) -> list[list[str]]:
         """Groups of paths of similar images, in any split."""
-        return self._paths(self.copies.near_duplicates)
+        return self._paths(self.groups.near_duplicates)
 
     @property
     def near_leaks(self) -> list[list[str]]:
         """Groups of paths of similar images in several splits."""
-        return self._paths(self.copies.near_leaks)
+        return self._paths(self.groups.near_leaks)
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -99,7 +99,7 @@ class Audit:
         """The document of `vitrail check --json`, without the plan."""
         scan, source, rows = self.scan, self.source, self.scan.rows
         height, width = scan.sides
-        readable = scan.items("read")
+        readable = scan.items("readable")
         return {
             "name": self.name,
             "images": self.images,
@@ -161,18 +161,18 @@ def audit_data(
 ) -> Audit:
     """Scans every image of a data set and reports what is wrong with it.
 
-    With `skip_broken`, broken images are warnings and not errors. `workers` processes decode
-    images; by default one per core.
+    With `skip_broken`, broken images are warnings instead of errors. `workers` processes
+    decode images; by default one per core.
     """
     scan = scan_images(source, workers=workers, progress=progress)
     return audit_scan(scan, skip_broken=skip_broken)
 
 
 def audit_scan(scan: Scan, *, skip_broken: bool = False) -> Audit:
-    """Looks for duplicates and other problems in what a scan recorded."""
-    copies, counts = find_duplicates(scan), count_classes(scan.source)
-    findings = find_issues(scan, copies, counts, skip_broken=skip_broken)
-    return Audit(scan, copies, counts, findings)
+    """Finds duplicates and other problems in the records of a scan."""
+    groups, counts = find_duplicates(scan), count_classes(scan.source)
+    findings = find_issues(scan, groups, counts, skip_broken=skip_broken)
+    return Audit(scan, groups, counts, findings)
 
 
 def count_classes(source: Source) -> NDArray[np.int64]:
@@ -190,7 +190,7 @@ def count_values(values: NDArray[Any]) -> list[tuple[Any, int]]:
 
 
 def summarise_range(values: NDArray[Any]) -> dict[str, float] | None:
-    """Minimum, median and maximum; None without values."""
+    """Minimum, median and maximum; None for an empty array."""
     if not len(values):
         return None
     low, median, high = np.quantile(values, (0, 0.5, 1), method="nearest").tolist()

@@ -25,7 +25,7 @@ def find_duplicates(scan: Scan) -> DuplicateGroups:
     """Compares all readable images; images of a single colour are never near-duplicates."""
     source, rows = scan.source, scan.rows
     content = number_rows(rows["content_hash"])
-    readable, hashed, small = map(scan.items, ("read", "hashed", "small"))
+    readable, hashed, small = map(scan.items, ("readable", "hashed", "small"))
     same = group_by_key(content[readable], readable)
     near = group_by_key(group_similar(rows["image_hash"][hashed]), hashed)
     near += group_by_key(rows["image_hash"][small], small)

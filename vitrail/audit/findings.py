@@ -1,4 +1,4 @@
-"""What is wrong with a data set, how severe it is, and what to do about it."""
+"""The problems of a data set: how severe each one is, and what to do about it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from vitrail.audit.scan import FORMATS, UNUSUAL, Scan
 from vitrail.data.source import SPLITS, Source
 from vitrail.display.text import format_count
 
-Severity = Literal["error", "warning", "note"]  # training fails; its result suffers; information
+Severity = Literal["error", "warning", "note"]  # training fails; results suffer; information only
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
-MAX_IMBALANCE = 3  # times the images of the smallest class that the largest may have
-MIN_EVALUATED = 50  # images of a split that an accuracy should be measured on
+MAX_IMBALANCE = 3  # training images of the largest class / those of the smallest
+MIN_EVALUATED = 50  # images that a validation or test split should have
 MIN_TRAINED = 10  # training images that a class should have
-MAX_ASPECT = 3  # times its short side that an image may be long
+MAX_ASPECT = 3  # long side / short side
 
 
 @dataclass(frozen=True)
 class Group:
-    """Images that belong together, or a single one, or only a text about something else."""
+    """Images that belong together, a single image, or only a text."""
 
     items: tuple[int, ...] = ()
     text: str = ""
@@ -39,11 +39,11 @@ class Finding:
     title: str
     advice: str = ""
     groups: tuple[Group, ...] = ()
-    differs: Literal["split", "label"] | None = None  # what sets the images of a group apart
+    differs: Literal["split", "label"] | None = None  # what differs between images of a group
 
 
 def find_issues(
-    scan: Scan, copies: DuplicateGroups, counts: NDArray[np.int64], *, skip_broken: bool = False
+    scan: Scan, groups: DuplicateGroups, counts: NDArray[np.int64], *, skip_broken: bool = False
 ) -> tuple[Finding, ...]:
     """All findings, the most severe first; with `skip_broken`, broken images are not errors.
 
@@ -51,7 +51,7 @@ def find_issues(
     """
     findings = [
         *check_broken(scan, "warning" if skip_broken else "error"),
-        *check_duplicates(copies, scan.source),
+        *check_duplicates(groups, scan.source),
         *check_class_sizes(scan.source.classes, counts[:, 0]),
         *check_split_sizes(counts.sum(axis=0).tolist()),
         *check_properties(scan),
@@ -76,12 +76,12 @@ def check_broken(scan: Scan, severity: Severity) -> Iterator[Finding]:
         )
 
 
-def check_duplicates(copies: DuplicateGroups, source: Source) -> Iterator[Finding]:
-    leaking = {group[0] for group in copies.near_leaks}
-    near_duplicates = [group for group in copies.near_duplicates if group[0] not in leaking]
-    conflicting = {item for group in copies.conflicts for item in group}
-    duplicates = [group for group in copies.duplicates if group[0] not in conflicting]
-    if groups := copies.leaks:
+def check_duplicates(found: DuplicateGroups, source: Source) -> Iterator[Finding]:
+    leaking = {group[0] for group in found.near_leaks}
+    near_duplicates = [group for group in found.near_duplicates if group[0] not in leaking]
+    conflicting = {item for group in found.conflicts for item in group}
+    duplicates = [group for group in found.duplicates if group[0] not in conflicting]
+    if groups := found.leaks:
         yield Finding(
             "Leaks",
             "warning",
@@ -90,7 +90,7 @@ def check_duplicates(copies: DuplicateGroups, source: Source) -> Iterator[Findin
             interleave_groups(groups, source.splits),
             "split",
         )
-    if groups := copies.conflicts:
+    if groups := found.conflicts:
         yield Finding(
             "Label conflicts",
             "warning",
@@ -99,7 +99,7 @@ def check_duplicates(copies: DuplicateGroups, source: Source) -> Iterator[Findin
             interleave_groups(groups, source.labels),
             "label",
         )
-    if groups := copies.near_leaks:
+    if groups := found.near_leaks:
         yield Finding(
             "Near-duplicate leaks",
             "warning",
@@ -112,7 +112,7 @@ def check_duplicates(copies: DuplicateGroups, source: Source) -> Iterator[Findin
         yield Finding(
             "Duplicates",
             "warning",
-            f"{format_count(len(duplicates), 'image')} more than once within a split",
+            f"{format_count(len(duplicates), 'image')} repeated within a split",
             "remove the copies, which count twice",
             interleave_groups(duplicates, source.splits),
         )
@@ -127,7 +127,7 @@ def check_duplicates(copies: DuplicateGroups, source: Source) -> Iterator[Findin
 
 
 def interleave_groups(groups: Groups, values: NDArray[Any]) -> tuple[Group, ...]:
-    """The groups, each in an order that starts with items of different values."""
+    """Reorders each group so that it starts with items of different values."""
     interleaved = []
     for group in groups:
         rounds = zip_longest(*partition(group, values))
@@ -186,7 +186,7 @@ def check_properties(scan: Scan) -> Iterator[Finding]:
         yield Finding(
             "Wrong extensions",
             "note",
-            f"{format_count(len(items), 'file')} of another format than the extension says",
+            f"{format_count(len(items), 'file')} whose format differs from the extension",
             "Vitrail detects the format from the content; rename them for other programs",
             tuple(Group((item,), f"is {FORMATS[rows['format'][item]]}") for item in items.tolist()),
         )
@@ -215,7 +215,7 @@ def check_ignored(scan: Scan) -> Iterator[Finding]:
         yield Finding(
             "Ignored files",
             "note",
-            f"{format_count(len(ignored), 'file')} beside the images",
+            f"{format_count(len(ignored), 'file')} besides the images",
             "to include one, give it the extension of an image and put it into a class folder",
             tuple(Group(text=f"{path}: {why}") for path, why in ignored.items()),
         )

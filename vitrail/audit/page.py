@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from vitrail import __version__
 from vitrail.audit.audit import Audit, count_values
 from vitrail.audit.findings import Finding, Group
-from vitrail.audit.scan import HASHED_SIDE
+from vitrail.audit.scan import MIN_HASHED_SIDE
 from vitrail.data.preview import load_or_none
 from vitrail.data.source import SPLITS
 from vitrail.display.page import data_uri, load_templates, make_thumbnail, pick_evenly
 from vitrail.display.progress import progress_bar
 
-# What one page shows at most, so that it opens quickly for any data set.
+# Limits of a page, so that it opens quickly for any data set.
 MAX_LINES = 200  # files in a list
 MAX_GROUPS = 9  # images or groups of them in a finding
 MAX_COPIES = 4  # images in a group
@@ -26,7 +26,7 @@ SAMPLED_CLASSES = 24  # classes with sample images
 SAMPLES = 8  # images of each of those
 BINS = 24  # of a histogram
 
-SECTIONS = {  # the section that shows a finding which has no images of its own
+SECTIONS = {  # the section of the page to which a finding without images links
     "Class imbalance": "classes",
     "Small splits": "classes",
     "No recipe": "plan",
@@ -48,12 +48,12 @@ def render_audit(
     template = load_templates(Path(__file__).parent).get_template("page.html")
     return template.render(
         version=__version__,
-        hashed_side=HASHED_SIDE,
+        min_hashed_side=MIN_HASHED_SIDE,
         name=source.name,
         path=source.path or "",
         errors=audit.errors,
-        problems=[album.section(one) for one in audit.findings if one.severity != "note"],
-        notes=[album.section(one) for one in audit.findings if one.severity == "note"],
+        problems=[album.section(x) for x in audit.findings if x.severity != "note"],
+        notes=[album.section(x) for x in audit.findings if x.severity == "note"],
         summary=summarise_audit(audit),
         bars=class_bars(audit.counts, source.classes),
         skipped=max(0, len(source.classes) - MAX_CLASSES),
@@ -92,7 +92,7 @@ class AuditAlbum:
     def section(self, finding: Finding) -> Card:
         """What the template shows of a finding: images, or else lines of text."""
         with_images = groups_with_images(finding)
-        lines = [] if with_images else [self.line(one) for one in finding.groups[:MAX_LINES]]
+        lines = [] if with_images else [self.line(group) for group in finding.groups[:MAX_LINES]]
         groups = [
             {
                 "cards": [self.cards[item] for item in group.items[:MAX_COPIES]],
@@ -126,7 +126,7 @@ class AuditAlbum:
     def sample_classes(self) -> Iterator[tuple[str, list[int]]]:
         """Some classes and some readable images of each, picked evenly."""
         readable = np.zeros(len(self.source), bool)
-        readable[self.scan.items("read")] = True
+        readable[self.scan.items("readable")] = True
         for label in pick_evenly(np.arange(len(self.source.classes)), SAMPLED_CLASSES):
             items = np.flatnonzero(readable & (self.source.labels == label))
             if len(items):
@@ -134,7 +134,7 @@ class AuditAlbum:
 
 
 def groups_with_images(finding: Finding) -> list[Group]:
-    """The groups whose images are shown; broken images cannot be."""
+    """The groups whose images the page shows; broken images cannot be shown."""
     if finding.name == "Broken images":
         return []
     return [group for group in finding.groups if group.items][:MAX_GROUPS]
@@ -144,7 +144,7 @@ def summarise_audit(audit: Audit) -> list[tuple[str, str]]:
     """The numbers at the top of the page and of the terminal's output."""
     scan = audit.scan
     names = {1: "grey", 3: "colour"}
-    channels = count_values(scan.rows["channels"][scan.items("read")])
+    channels = count_values(scan.rows["channels"][scan.items("readable")])
     summary = [
         ("images", f"{audit.images:,}"),
         ("classes", f"{len(audit.classes):,}"),
@@ -197,13 +197,13 @@ def size_histograms(audit: Audit) -> list[Card]:
         ("aspect ratio (width / height)", width / height if len(width) else width, "{:.2g}"),
     )
     return [
-        log_histogram(title, values, form)
-        for title, values, form in quantities
+        log_histogram(title, values, template)
+        for title, values, template in quantities
         if len(values) and values.min() < values.max()
     ]
 
 
-def log_histogram(title: str, values: NDArray[Any], form: str) -> Card:
+def log_histogram(title: str, values: NDArray[Any], template: str) -> Card:
     """A histogram with logarithmic bins: a factor of two is equally wide at every size."""
     low, high = float(values.min()), float(values.max())
     edges = np.geomspace(low, high, BINS + 1)
@@ -211,9 +211,14 @@ def log_histogram(title: str, values: NDArray[Any], form: str) -> Card:
     counts, _ = np.histogram(values, edges)
     return {
         "title": title,
-        "ends": (form.format(low), form.format(float(np.median(values))), form.format(high)),
+        "ticks": [template.format(tick) for tick in (low, float(np.median(values)), high)],
         "bars": [
-            (100 * int(count) / int(counts.max()), int(count), form.format(a), form.format(b))
+            (
+                100 * int(count) / int(counts.max()),
+                int(count),
+                template.format(a),
+                template.format(b),
+            )
             for count, a, b in zip(counts, edges[:-1], edges[1:], strict=True)
         ],
     }

@@ -9,18 +9,19 @@ from PIL import Image
 Hashes = NDArray[np.uint64]
 
 SIDE = 32  # pixels of the grey image that is hashed
-FREQUENCIES = 12  # of each side: the 64 lowest of two sides together are among them
+FREQUENCIES = 12  # per axis: enough to contain the 64 lowest 2D frequencies
 NOISE = 0.1  # grey levels: a coefficient below this carries no information
 MAX_NOISE = 16  # coefficients of 64 that may be noise; an image with more has no reliable hash
-# Bits of 64 in which two hashes may differ. All of 300 photos were found again after JPEG of
-# quality 30, at a quarter of the size, and without 2 % of their sides (205 without 5 %); no two
-# different ones came nearer than 13. Of 48 groups found in CIFAR-10, 45 were the same scene.
+# Bits of 64 in which the hashes of near-duplicates may differ. All of 300 photos were matched after
+# JPEG compression at quality 30, at a quarter of the size, and with 2 % of each side cropped (205
+# with 5 %); different photos were at least 13 bits apart. Of 48 groups in CIFAR-10, 45 were the
+# same scene.
 MAX_DISTANCE = 6
-WINDOW = 256  # neighbours compared in a bucket: bounds the time for sets of very similar images
+WINDOW = 256  # neighbours compared in a bucket: bounds the time if many images are very similar
 
 
 def dct_basis() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
-    """The rows of a cosine transform, and the indices of the 64 lowest 2D frequencies but zero."""
+    """The rows of a DCT, and the indices of the 64 lowest 2D frequencies except zero."""
     frequency, pixel = np.mgrid[:FREQUENCIES, :SIDE]
     rows = np.cos(np.pi * frequency * (2 * pixel + 1) / (2 * SIDE)) * 2 / SIDE
     pairs = ((i + j, i, j) for i in range(FREQUENCIES) for j in range(FREQUENCIES))
@@ -34,7 +35,7 @@ DCT, VERTICAL, HORIZONTAL = dct_basis()
 def hash_image(image: Image.Image) -> int | None:
     """64 bits, the signs of the lowest DCT coefficients; None if too many of them are noise.
 
-    As pHash (Zauner, 2010), with signs instead of comparisons with the median.
+    Like pHash (Zauner, 2010), but with signs instead of comparisons with the median.
     """
     grey = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
     coefficients = (DCT @ np.asarray(grey, np.float32) @ DCT.T)[VERTICAL, HORIZONTAL]
@@ -52,8 +53,8 @@ def group_similar(hashes: Hashes) -> NDArray[np.int64]:
     distinct, inverse = np.unique(hashes, return_inverse=True)
     octets = distinct.astype("<u8").view(np.uint8).reshape(-1, 8).astype(np.uint16)
     group = np.arange(len(distinct))
-    for one, other in combinations(range(8), 2):
-        key = octets[:, one] << 8 | octets[:, other]
+    for i, j in combinations(range(8), 2):
+        key = octets[:, i] << 8 | octets[:, j]
         order = np.argsort(key, kind="stable")
         key, sorted_, left = key[order], distinct[order], np.arange(len(order))
         for step in range(1, WINDOW):

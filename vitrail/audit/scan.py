@@ -30,12 +30,12 @@ from vitrail.display.text import format_count
 from vitrail.errors import OutOfResources, UserError
 
 CHUNK = 16  # images that a worker scans before it replies
-HASHED_SIDE = 32  # pixels: images with a shorter side are compared pixel by pixel
-LARGE = 30_000  # values from which on Pillow's histogram is faster than numpy's
+MIN_HASHED_SIDE = 32  # pixels: images with a shorter side are compared pixel by pixel
+MAX_NUMPY_VALUES = 30_000  # for larger images, Pillow's histogram is faster than NumPy's
 POWERS = (np.arange(256)[:, None] / 255) ** np.arange(3)  # 1, x and x² of each of the 256 levels
 
 FORMATS = (*DECODERS, "NumPy", "pixels")  # "pixels": an array in memory, not a file
-UNUSUAL = {  # properties of files that are neither plain grey nor RGB: title, and what is done
+UNUSUAL = {  # properties of files that are not plain grey or RGB: title, and conversion
     "CMYK": ("CMYK", "converted to RGB"),
     "palette": ("Palette", "converted to RGB"),
     "16 bits": ("16 bits", "scaled to 8 bits per channel"),
@@ -43,10 +43,10 @@ UNUSUAL = {  # properties of files that are neither plain grey nor RGB: title, a
     "frames": ("Animation", "of which only the first frame is used"),
     "turned": ("EXIF orientation", "rotated as the EXIF orientation says"),
 }
-FLAGS = ("read", "constant", "hashed", "small", "misnamed", *UNUSUAL)  # bits, from the lowest
+FLAGS = ("readable", "constant", "hashed", "small", "misnamed", *UNUSUAL)  # bits, from the lowest
 BIT = {name: 1 << number for number, name in enumerate(FLAGS)}
 
-ROW = np.dtype(  # what is recorded of an image
+ROW = np.dtype(  # the record of an image
     [
         ("content_hash", "<u8", 2),  # of the file, or of pixels in memory
         ("image_hash", "<u8"),  # perceptual hash of an image, content hash of a small one
@@ -64,7 +64,7 @@ MomentSums = dict[int, NDArray[np.float64]]
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """What was recorded of a data set; `find_issues` looks for problems in it."""
+    """The records of all images of a data set, in which `find_issues` looks for problems."""
 
     source: Source
     rows: Rows  # one for each item
@@ -79,7 +79,7 @@ class Scan:
     @property
     def sides(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Height and width of every readable image."""
-        rows = self.rows[self.items("read")]
+        rows = self.rows[self.items("readable")]
         return rows["height"], rows["width"]
 
 
@@ -96,14 +96,15 @@ def scan_images(source: Source, *, workers: int | None = None, progress: bool = 
         for chunk, result, _ in prefetch(ScanChunk(source), chunks, workers=workers, name=name):
             rows[chunk] = result.rows
             broken |= result.broken
-            for channels, sum in result.sums.items():
-                sums[channels] = sums.get(channels, 0) + sum
+            for channels, moments in result.sums.items():
+                sums[channels] = sums.get(channels, 0) + moments
             advance(len(chunk))
-    sample = rows["channels"][sample_indices(source)]  # by which training chooses its channels
+    # training chooses its number of channels from the same sample
+    sample = rows["channels"][sample_indices(source)]
     expected = majority_channels(sample.tolist() if sample.any() else rows["channels"].tolist())
     for item in np.flatnonzero(find_wrong_channels(rows, expected)).tolist():
-        have = format_count(int(rows["channels"][item]), "channel")
-        broken[item] = f"{have}; wanted {expected}"
+        found = format_count(int(rows["channels"][item]), "channel")
+        broken[item] = f"{found}; expected {expected}"
     mean, std = mean_and_std(sums, expected)
     return Scan(source, rows, dict(sorted(broken.items())), mean, std)
 
@@ -145,26 +146,27 @@ class ScanChunk:
         for row, item in enumerate(chunk.tolist()):
             report(item)
             try:
-                result.rows[row], sum = self.scan_image(item)
+                result.rows[row], moments = self.scan_image(item)
             except OutOfResources:
                 raise
             except UserError as error:
                 result.broken[item] = str(error)
                 continue
             if self.source.splits[item] == "train":
-                result.sums[sum.shape[1]] = result.sums.get(sum.shape[1], 0) + sum
+                channels = moments.shape[1]
+                result.sums[channels] = result.sums.get(channels, 0) + moments
         return result
 
     def scan_image(self, index: int) -> tuple[tuple[Any, ...], NDArray[np.float64]]:
-        """One row, and what the image adds to the sums."""
+        """The record of an image, and its term in the sums of moments."""
         item = self.source[index]
         content = item.content
         pixels = load_image(content, None)
         height, width, channels = pixels.shape
         if isinstance(content, np.ndarray):
-            format, flags = "pixels", {"read"}
+            format, flags = "pixels", {"readable"}
         else:
-            format, flags = detect_format(content) or "", {"read", *find_unusual(content)}
+            format, flags = detect_format(content) or "", {"readable", *find_unusual(content)}
             if SUFFIXES.get(item.suffix, format) != format:
                 flags.add("misnamed")
         content_hash, image_hash = split_hash(hash_content(content)), 0
@@ -172,10 +174,10 @@ class ScanChunk:
         counts = count_levels(pixels, image)
         if (counts == height * width).any(axis=1).all():
             flags.add("constant")
-        elif min(height, width) < HASHED_SIDE:
+        elif min(height, width) < MIN_HASHED_SIDE:
             flags.add("small")
-            same = format == "pixels"
-            image_hash = content_hash[0] if same else split_hash(hash_content(pixels))[0]
+            is_array = format == "pixels"  # whose content is its pixels
+            image_hash = content_hash[0] if is_array else split_hash(hash_content(pixels))[0]
         elif (perceptual := hash_image(image)) is not None:
             flags.add("hashed")
             image_hash = perceptual
@@ -185,15 +187,15 @@ class ScanChunk:
         return row, moments.T
 
 
-def split_hash(sixteen: bytes) -> tuple[int, int]:
-    """16 bytes as two integers."""
-    return int.from_bytes(sixteen[:8], "little"), int.from_bytes(sixteen[8:], "little")
+def split_hash(digest: bytes) -> tuple[int, int]:
+    """A hash of 16 bytes as two integers."""
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
 def count_levels(pixels: Pixels, image: Image.Image) -> NDArray[np.int64]:
     """A histogram of 256 levels for each channel; `image` is `pixels` as a PIL image."""
     channels = pixels.shape[2]
-    if pixels.size <= LARGE:
+    if pixels.size <= MAX_NUMPY_VALUES:
         values = pixels.reshape(-1, channels) + 256 * np.arange(channels)
         return np.bincount(values.reshape(-1), minlength=256 * channels).reshape(channels, 256)
     planes = [image] if channels in (1, 3) else map(to_pil, np.split(pixels, channels, axis=2))

@@ -1,6 +1,7 @@
 """The command `vitrail`: runs a verb, and reports mistakes in one line."""
 
 import atexit
+import codecs
 import io
 import logging
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 import vitrail
 from vitrail import files
+from vitrail.cli.messages import flags_of, translate  # here: an error may leave no file handle
 from vitrail.errors import UserError
 
 STARTED = time.monotonic()  # `--minutes` count from here
@@ -40,6 +42,7 @@ VERBS = (
 )
 TRAINING_VERBS = ("demo", "train", "resume", "search")
 BUSY_CORES = 0.5  # other programs that use more than this share the machine
+OUTPUT_ERRORS = "vitrail-output"  # the name of an error handler of codecs
 EXIT_SIGPIPE = 128 + 13  # as shells report SIGPIPE; Windows does not define the signal
 USAGE = "`vitrail VERB --help` lists the options of a verb, `vitrail --version` the version."
 
@@ -48,9 +51,10 @@ def main(arguments: list[str] | None = None) -> None:
     """The entry point of the shell command; its exit codes are listed in the documentation."""
     arguments = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, exit_on_signal)
-    for stream in (sys.stdin, sys.stdout):  # file names are bytes, not always valid text
+    codecs.register_error(OUTPUT_ERRORS, escape_for_output)
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, OUTPUT_ERRORS)):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")
+            stream.reconfigure(errors=errors)
     rank = os.environ.get("RANK", "0")  # set by torchrun; only rank 0 logs
     configure_logging(arguments, leader=rank == "0")
     if arguments and arguments[0] in TRAINING_VERBS and machine_is_shared():
@@ -79,6 +83,17 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         where = f"{error.filename}: " if error.filename else ""
         sys.exit(error_line(f"{where}{files.describe_os_error(error)}", arguments, rank))
+
+
+def escape_for_output(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Prints the bytes of file names unchanged, and "\\u017c" for what the encoding lacks.
+
+    File names are bytes, not always valid text; on Windows, few pipes use UTF-8.
+    """
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.backslashreplace_errors(error)
 
 
 def configure_logging(arguments: list[str], *, leader: bool) -> None:
@@ -110,15 +125,11 @@ def error_line(message: str, arguments: list[str], rank: str = "0") -> str:
 
 def with_flags(message: str, arguments: list[str]) -> str:
     """The message with settings and arguments written as flags of the verb."""
-    from vitrail.cli.messages import translate
-
     return translate(message, verb_flags(arguments))
 
 
 def verb_flags(arguments: list[str]) -> dict[str, str]:
     """What each argument and setting of the verb is called on the command line."""
-    from vitrail.cli.messages import flags_of
-
     verb = next((verb for verb in VERBS if verb in arguments[:1]), None)
     return flags_of(verb_function(verb)) if verb else {}
 

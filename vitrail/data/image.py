@@ -412,7 +412,7 @@ def convert_channels(pixels: Pixels, channels: int | None) -> Pixels:
         return np.repeat(pixels, 3, axis=2)
     if actual == 3 and channels == 1:
         return np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
-    raise UserError(f"{actual} channel{'s' * (actual > 1)}; wanted {channels}")
+    raise UserError(f"{actual} channel{'s' * (actual > 1)}; expected {channels}")
 
 
 def majority_channels(channels: Iterable[int]) -> int:

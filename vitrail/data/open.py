@@ -1,6 +1,7 @@
 """Opens a data set by its path or name: a folder, a table, tar shards, or a built-in set."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ DEFAULT_COLUMNS = Columns()
 def open_data(
     data: str | Path,
     *,
-    columns: Columns = DEFAULT_COLUMNS,
+    columns: Mapping[str, str] | Columns | None = None,
     classes: Sequence[str] | None = None,
     split: bool = True,
     progress: bool = True,
@@ -29,7 +30,7 @@ def open_data(
     Args:
         data: a path, or the name of a built-in set such as "cifar10". The name takes precedence
             over a folder of the same name, which opens as "./cifar10".
-        columns: names of the columns of a table.
+        columns: names of the columns of a table, such as `{"label": "species"}`.
         classes: class names of a model, in its order. Labels must be among them, or be their
             indices from 0. By default the labels found are the classes, in natural order.
         split: assign images without a given split to train, val and test. If false, they all
@@ -45,6 +46,7 @@ def open_data(
         >>> len(source), source.classes[:3]
         (1797, ('0', '1', '2'))
     """
+    names = make_columns(columns)
     settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
     if not str(data):
         raise UserError(describe_unknown("", False, tuple(DATASETS)))
@@ -55,8 +57,8 @@ def open_data(
     except OSError as error:
         raise UserError(f"cannot open {data}: {error.strerror}") from error
     if is_file and path.suffix.lower() in TABLE_SUFFIXES:
-        return table.open_table(path, columns=columns, **settings)
-    if columns != DEFAULT_COLUMNS:
+        return table.open_table(path, columns=names, **settings)
+    if names != DEFAULT_COLUMNS:
         raise UserError(f"{data} is not a table; omit `data.columns`")
     if isinstance(data, str) and data in DATASETS:
         return builtin.open_builtin(data, **settings)
@@ -65,6 +67,17 @@ def open_data(
     if tars:
         return shards.open_shards(path, tars, **settings)
     return folder.open_folder(path, **settings)
+
+
+def make_columns(columns: Mapping[str, str] | Columns | None) -> Columns:
+    """Returns the names of all columns; those that are not given have their default names."""
+    if isinstance(columns, Columns):
+        return columns
+    known = [field.name for field in fields(Columns)]
+    for key in columns or {}:
+        if key not in known:
+            raise UserError(f"`columns` has the key {key!r}; the keys are {', '.join(known)}")
+    return Columns(**(columns or {}))
 
 
 def resolve_data(data: str | Path) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vitrail.display.text import truncate
 
-PALETTE = {  # the colours of `look.css` in light mode; `to_svg` puts the variables' names back
+PALETTE = {  # `look.css` in light mode; `to_svg` replaces the colours with its variables
     "ink": "#22242c",
     "soft": "#646978",
     "line": "#e4e1d9",
@@ -27,14 +27,12 @@ PALETTE = {  # the colours of `look.css` in light mode; `to_svg` puts the variab
     "green": "#2c7a55",
     "violet": "#6b4a9c",
 }
-MAX_NAMED_CLASSES = 30  # a confusion matrix of more classes has no class names
-MAX_COUNTED_CLASSES = 15  # one of more classes has no numbers in its cells
-MAX_CELLS = (
-    125  # rows and columns of a drawn matrix; neighbouring classes of a larger one are summed
-)
-MAX_MARKERS = 40  # a curve of more points has no markers
+MAX_NAMED_CLASSES = 30  # with more classes, a confusion matrix shows no class names
+MAX_COUNTED_CLASSES = 15  # with more classes, it shows no numbers in its cells
+MAX_CELLS = 125  # rows of a drawn matrix; neighbouring classes of a larger one are summed
+MAX_MARKERS = 40  # curves with more points have no markers
 MAX_LABEL = 18  # characters of a class name
-# What matplotlib writes into an SVG and a page does not need.
+# Parts of matplotlib's SVG that a page does not need.
 SVG_EXTRAS = r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>"
 
 
@@ -163,7 +161,7 @@ def draw_confusion_matrix(matrix: NDArray[np.int64], names: Sequence[str]) -> Fi
 
 
 def sum_blocks(matrix: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
-    """A matrix of at most `limit` rows and columns, in which neighbours are summed."""
+    """Sums neighbouring rows and columns, so that at most `limit` of each remain."""
     step = -(-len(matrix) // limit)
     starts = np.arange(0, len(matrix), step)
     summed: NDArray[np.int64] = np.add.reduceat(
@@ -194,10 +192,10 @@ def draw_reliability_diagram(
     )
     for label, bins, colour, marker, style, shift in series:
         x, y = [bin.confidence for bin in bins], [bin.accuracy for bin in bins]
-        ink = PALETTE[colour]
-        upper.plot(x, y, style, color=ink, marker=marker, markersize=4.5, linewidth=1.6)
-        lower.bar(np.array(x) + shift, [bin.count for bin in bins], width=0.022, color=ink)
-        upper.plot([], [], style, color=ink, marker=marker, markersize=4.5, label=label)
+        rgb = PALETTE[colour]
+        upper.plot(x, y, style, color=rgb, marker=marker, markersize=4.5, linewidth=1.6)
+        lower.bar(np.array(x) + shift, [bin.count for bin in bins], width=0.022, color=rgb)
+        upper.plot([], [], style, color=rgb, marker=marker, markersize=4.5, label=label)
     upper.legend(frameon=False, fontsize=9, labelcolor=PALETTE["ink"], loc="upper left")
     upper.set_xlim(0, 1.02)
     upper.set_ylim(0, 1.04)

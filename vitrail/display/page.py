@@ -1,4 +1,4 @@
-"""What all HTML pages share: one style, escaped names, and images embedded in the page itself."""
+"""What all HTML pages share: one style, escaped names, and images embedded as data URIs."""
 
 import base64
 import hashlib
@@ -15,15 +15,15 @@ from vitrail.display.text import printable
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-THUMBNAIL_SIDE = 176  # pixels: twice what a page shows, for screens of high resolution
+THUMBNAIL_SIDE = 176  # pixels: twice the size on the page, for high-resolution screens
 TINY = 64  # pixels: an image up to this size is embedded unchanged and enlarged without smoothing
 
 
 def load_templates(folder: Path) -> "Environment":
     """The templates of a folder, which may include `look.css` and `head.html`.
 
-    Every value is escaped. The filter `printable` also makes invisible characters visible: names
-    of files and classes go through it.
+    Every value is escaped. The filter `printable` also makes invisible characters visible: use it
+    for names of files and classes.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -39,7 +39,7 @@ def load_templates(folder: Path) -> "Environment":
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Image.Image:
-    """(H, W, C) as an image that can be shown: the first three channels, or the first alone."""
+    """Pixels (H, W, C) as a displayable image: the first three channels, or only the first."""
     if pixels.shape[2] < 3:
         return Image.fromarray(pixels[:, :, 0])
     return Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
@@ -72,7 +72,7 @@ def script_hash(script: str) -> str:
 
 
 def pick_evenly(numbers: NDArray[np.int64], count: int) -> list[int]:
-    """At most `count` of the numbers, at even distances."""
+    """At most `count` of the numbers, evenly spaced."""
     positions = np.linspace(0, len(numbers) - 1, min(count, len(numbers))).round().astype(int)
     picked: list[int] = numbers[positions].tolist()
     return picked

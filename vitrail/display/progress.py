@@ -1,11 +1,11 @@
-"""A progress bar on stderr for long waits, drawn only on a terminal."""
+"""A progress bar on stderr for slow operations, drawn only on a terminal."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-DELAY = 1.0  # seconds before a bar appears, so that quick work draws none
+DELAY = 1.0  # seconds before a bar appears, so that fast operations draw none
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A contact sheet of batches: what the model really receives, with labels."""
+"""A contact sheet of a batch: the images that the model really receives, with labels."""
 
 import io
 from collections.abc import Sequence
@@ -9,9 +9,10 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-CELL, GAP, LINE = 112, 8, 16  # pixels: an image's shortest side, between images, a label's height
+# In pixels: smallest side of an image, space between images, height of a label.
+CELL, GAP, LINE = 112, 8, 16
 FONT_SIZE = 11  # pixels
-VISIBLE_SHARE = 0.005  # a mixed-in class below this share is not named: it would round to "0 %"
+MIN_SHOWN = 0.005  # the probability of a mixed-in class below this would round to "0 %"
 
 
 def draw_sheet(
@@ -64,11 +65,11 @@ def describe_target(target: Tensor, classes: Sequence[str]) -> str:
     """A class, or "60 % cat, 40 % dog" where images were mixed."""
     if target.ndim == 0:
         return classes[int(target)]
-    shares = [(float(share), classes[k]) for k, share in enumerate(target) if share > VISIBLE_SHARE]
-    shares.sort(key=lambda pair: -pair[0])
-    if len(shares) == 1:
-        return shares[0][1]
-    return ", ".join(f"{share:.0%} {name}".replace("%", " %") for share, name in shares)
+    parts = [(float(p), classes[k]) for k, p in enumerate(target) if p > MIN_SHOWN]
+    parts.sort(key=lambda part: -part[0])
+    if len(parts) == 1:
+        return parts[0][1]
+    return ", ".join(f"{p:.0%} {name}".replace("%", " %") for p, name in parts)
 
 
 def load_font() -> ImageFont.FreeTypeFont:
@@ -81,9 +82,9 @@ def load_font() -> ImageFont.FreeTypeFont:
 
 def label_or_index(name: str, number: int, font: ImageFont.FreeTypeFont) -> str:
     """The name of a class, or "class 7" if the font lacks one of its characters."""
-    empty = bytes(font.getmask("\uffff"))
-    lacking = any(bytes(font.getmask(letter)) == empty for letter in set(name))
-    return f"class {number}" if lacking else name
+    fallback = bytes(font.getmask("\uffff"))  # what the font draws for unknown characters
+    is_missing = any(bytes(font.getmask(char)) == fallback for char in set(name))
+    return f"class {number}" if is_missing else name
 
 
 def truncate_to_width(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:

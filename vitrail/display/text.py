@@ -1,19 +1,19 @@
-"""Text for people: names without control characters, numbers with their units."""
+"""Text for people to read: names without control characters, numbers with their units."""
 
 import unicodedata
 
 ESCAPED_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, invisible, unassigned
-NEARLY_ALL = 0.0005  # a share nearer than this to 0 or 1 would round to "0.0 %" or "100.0 %"
+ROUNDING = 0.0005  # a fraction nearer than this to 0 or 1 rounds to "0.0 %" or "100.0 %"
 
 
 def printable(text: str) -> str:
-    """One line that misleads neither a terminal nor a page.
+    """Text that is safe to show on one line of a terminal or a page.
 
     Escapes control characters, invisible characters and undecodable bytes.
     """
     return "".join(
-        ascii(letter)[1:-1] if unicodedata.category(letter) in ESCAPED_CATEGORIES else letter
-        for letter in text
+        ascii(char)[1:-1] if unicodedata.category(char) in ESCAPED_CATEGORIES else char
+        for char in text
     )
 
 
@@ -28,10 +28,10 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else plural}"
 
 
-def format_percent(share: float) -> str:
-    """ "91.3 %"; with a second digit where one would claim perfection: "99.98 %"."""
-    digits = 2 if 0 < min(share, 1 - share) < NEARLY_ALL else 1
-    return f"{100 * share:.{digits}f} %"
+def format_percent(fraction: float) -> str:
+    """ "91.3 %"; two decimals where one would round to 0 or 100: "99.98 %"."""
+    digits = 2 if 0 < min(fraction, 1 - fraction) < ROUNDING else 1
+    return f"{100 * fraction:.{digits}f} %"
 
 
 def format_accuracy(accuracy: float, interval: tuple[float, float] | list[float]) -> str:

@@ -30,7 +30,7 @@ def compute_logits(
             labels.append(targets.cpu())
             progress(len(images))
     if not outputs:
-        raise UserError("there are no images to evaluate; give at least one")
+        raise UserError("got no images to evaluate; give at least one")
     logits = torch.cat(outputs)
     if bad := int((~logits.isfinite()).any(dim=1).sum()):
         raise UserError(

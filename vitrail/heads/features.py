@@ -101,7 +101,9 @@ class FeatureExtractor:
             output = self.features.extract(self.model, images)
         rows: NDArray[np.float32] = output.float().cpu().numpy()
         if not np.isfinite(rows).all():
-            raise UserError("features are NaN or infinite: the weights are damaged; use other weights")
+            raise UserError(
+                "features are NaN or infinite: the weights are damaged; use other weights"
+            )
         return rows
 
     def extract_split(self, source: Source, split: Split) -> Examples:
@@ -161,7 +163,7 @@ class FeatureExtractor:
 
 
 def hash_weights(model: ViT) -> str:
-    """A checksum of all that features depend on: the config and every tensor but the head's."""
+    """A checksum of what features depend on: the config and all tensors except the head's."""
     checksum = hashlib.sha256(json.dumps({**asdict(model.config), "classes": 0}).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith(HEAD_PREFIXES):

@@ -32,7 +32,9 @@ class NearestNeighbours:
 
     def fit(self, x: NDArray[Any], y: NDArray[Any]) -> "NearestNeighbours":
         if not 1 <= self.k <= len(x):
-            raise UserError(f"k is {self.k}; give an integer from 1 to {len(x)}, the number of images")
+            raise UserError(
+                f"k is {self.k}; give an integer from 1 to {len(x)}, the number of images"
+            )
         self._search = None
         self.classes_, self.labels_ = np.unique(y, return_inverse=True)
         self.rows_ = np.ascontiguousarray(x, np.float32)
@@ -106,7 +108,9 @@ class NeighbourSearch:
                 gap = values[:, k].double() - values[:, k - 1]
                 ambiguous = (gap <= 2 * bound).nonzero()[:, 0]
                 if len(ambiguous):
-                    _, exact = self.refine(queries[ambiguous], buffer[ambiguous], bound[ambiguous], k)
+                    _, exact = self.refine(
+                        queries[ambiguous], buffer[ambiguous], bound[ambiguous], k
+                    )
                     index[part.start + ambiguous] = exact
         return index.numpy()
 

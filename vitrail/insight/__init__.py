@@ -1,4 +1,4 @@
 """What the model attends to, which patches matter to it, and what it has learned.
 
-Imports display, model.
+Imports display, evaluation, model.
 """

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
+from vitrail.evaluation.loop import eval_mode
 from vitrail.insight.maps import (
     LayerAttention,
     attention,
     check_finite,
-    evaluation_mode,
     iterate_layers,
     pool_attention,
 )
@@ -73,7 +73,7 @@ def attention_rollout(
 ) -> Tensor:
     """Rollout from the patches to what the head reads."""
     check_patches(model, x)
-    with evaluation_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         fused = (
             torch.cat([fuse_heads(chunk, head) for chunk in layer.weights()], dim=1)
             for layer in iterate_layers(model, x)
@@ -162,7 +162,7 @@ def gradient_weighted_attention(
     """The mean over heads of (dy/dA * A)+ for each layer, and for attention pooling if there is."""
     check_patches(model, x)
     check_head(model)
-    with evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
+    with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
         # cloned, because a tensor made in inference mode cannot require a gradient
         logits, calls = record_attention(model, x.detach().clone().requires_grad_())
         classes = target_classes(check_finite(logits.detach(), model, x), target)  # (B)
@@ -262,7 +262,7 @@ def occlusion(
     if without not in ("mean", "drop"):
         raise UserError(f"without is {without!r}; hide patches by mean or drop")
     masks = window_masks(rows, columns, window).to(x.device)  # (windows, P)
-    with evaluation_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         logits = check_finite(model(x), model, x)  # (B, K)
         classes = target_classes(logits, target)  # (B)
         before = logits.log_softmax(dim=1).gather(1, classes[:, None])  # (B, 1)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from vitrail import files
 from vitrail.errors import UserError
+from vitrail.evaluation.loop import eval_mode
 from vitrail.insight.arrays import ExplanationArrays
 from vitrail.insight.canvas import render_png
 from vitrail.insight.explain import explain
 from vitrail.insight.faithfulness import Faithfulness, compare_heatmaps
-from vitrail.insight.maps import attention, evaluation_mode, resolve_indices
+from vitrail.insight.maps import attention, resolve_indices
 from vitrail.insight.methods import BEST, CLASS_AGNOSTIC, FAST, METHODS
 from vitrail.insight.overview import draw_overview
 from vitrail.insight.page import embed_page, render_page
@@ -119,7 +120,7 @@ def explain_image(
     shown_layers = resolve_indices(layers, config.depth, "layers")
     query_attention = torch.cat(attention(model, x))[:, :, 0]  # (L, h, N)
     layer_count = max(2, MAX_MAPS // len(shown_heads)) if layers is None else len(shown_layers)
-    with evaluation_mode(model), torch.inference_mode():
+    with eval_mode(model), torch.inference_mode():
         probabilities = (model(x)[0] / (temperature or 1)).softmax(dim=0).tolist()
     order = sorted(range(len(classes)), key=lambda number: -probabilities[number])
     index = order[0] if target is None else target

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UserError
+from vitrail.evaluation.loop import eval_mode
 from vitrail.insight.explain import (
     BATCH,
     Target,
@@ -16,7 +17,7 @@ from vitrail.insight.explain import (
     mask_patches,
     target_classes,
 )
-from vitrail.insight.maps import check_finite, evaluation_mode
+from vitrail.insight.maps import check_finite
 from vitrail.insight.methods import METHODS
 from vitrail.model.vit import ViT
 
@@ -111,7 +112,7 @@ def compare_heatmaps(
     for heatmap in heatmaps.values():
         deleted = mask_first(rank_patches(heatmap.flatten(1), random_ranks), counts)
         masks += [deleted, ~deleted]
-    with evaluation_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         logits = check_finite(model(x), model, x)  # (B, K)
         classes = target_classes(logits, target)  # (B)
         random, *curves = masked_probabilities(model, x, classes, torch.stack(masks))

@@ -5,12 +5,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.errors import UserError
+from vitrail.evaluation.loop import eval_mode
 from vitrail.insight.explain import check_patches
 from vitrail.insight.maps import (
     LayerAttention,
     check_finite,
     check_finite_weight,
-    evaluation_mode,
     iterate_layers,
 )
 from vitrail.model.block import Block
@@ -75,7 +75,7 @@ def attention_distance(model: ViT, x: Tensor) -> Tensor:
     """
     rows, columns = (torch.arange(side, device=x.device) for side in check_patches(model, x))
     centres = model.config.patch * torch.cartesian_prod(rows, columns).float()  # (P, 2)
-    with evaluation_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         layers = [layer_distance(layer, centres) for layer in iterate_layers(model, x)]
     distance = torch.stack(layers)  # (L, h)
     return check_finite(distance, model, x)
@@ -101,7 +101,7 @@ def attention_entropy(model: ViT, x: Tensor) -> Tensor:
 
     0 is attention to a single token, ln N uniform attention.
     """
-    with evaluation_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         layers = [layer_entropy(layer) for layer in iterate_layers(model, x)]
     entropy = torch.stack(layers)  # (L, h)
     return check_finite(entropy, model, x)
@@ -120,7 +120,7 @@ def head_contribution(model: ViT, x: Tensor) -> Tensor:
 
     The norm of what it adds to a token over the norm of that token, a mean over tokens and images.
     """
-    with evaluation_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         layers = []
         tokens, rope = model.embed(x)
         for block in model.blocks:
@@ -157,7 +157,7 @@ def token_norms(model: ViT, x: Tensor) -> list[Tensor]:
     """
     grid = model.grid(x)
     layers = []
-    with evaluation_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         tokens, rope = model.embed(x)
         for block in model.blocks:
             tokens = block(tokens, rope)  # (B, N, D)
@@ -173,7 +173,7 @@ def feature_pca(model: ViT, x: Tensor, block: int = -1) -> Tensor:
     each is scaled from its 1st to its 99th percentile.
     """
     grid = check_patches(model, x)
-    with evaluation_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         features = model.features(x, [block])[0].float()  # (B, P, D)
     flat = check_finite(features, model, x).flatten(0, 1)  # (B * P, D)
     flat = flat - flat.mean(dim=0)

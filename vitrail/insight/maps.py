@@ -1,7 +1,6 @@
 """Attention maps of any model: exact, only the requested rows, in bounded memory."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import index
 from typing import Literal
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UserError
+from vitrail.evaluation.loop import eval_mode
 from vitrail.model.attention import Attention
 from vitrail.model.block import Block
 from vitrail.model.vit import ViT
@@ -46,7 +46,7 @@ def attention(
     wanted = resolve_indices(layers, len(model.blocks), "layers")
     selected = resolve_indices(heads, model.config.heads, "heads")
     maps = {}
-    with evaluation_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         for number, layer in zip(
             range(max(wanted) + 1), iterate_layers(model, images), strict=False
         ):
@@ -62,7 +62,7 @@ def pool_attention(model: ViT, images: Tensor) -> Tensor:
         raise UserError(
             f'this model has pool "{model.config.pool}", not "map"; use `vitrail.attention` instead'
         )
-    with evaluation_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         patches = model.encode(images)[:, model.config.prefix :]  # (B, P, D)
         weights: Tensor = model.attn_pool.weights(model.norm(patches))  # (B, h, 1, P)
     return check_finite(weights, model, images)
@@ -112,18 +112,6 @@ def iterate_layers(model: ViT, images: Tensor) -> Iterator[LayerAttention]:
         assert isinstance(block, Block)
         yield LayerAttention(attention=block.attn, tokens=block.norm1(x), rope=rope)
         x = block(x, rope)  # (B, N, D)
-
-
-@contextmanager
-def evaluation_mode(model: ViT) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards, every module has its own mode again."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def default_rows(model: ViT) -> Rows:

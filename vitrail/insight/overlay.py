@@ -34,10 +34,9 @@ def overlay_heatmap(pixels: Bytes, heatmap: Floats) -> Bytes:
     background = 0.7 * (0.6 * grey + 0.4 * image)
     opacity = 0.85 * fine[:, :, None] ** 0.8
     foreground = colormaps[HEATMAP](fine)[:, :, :3] * 255
-    blended: Bytes = (
-        ((1 - opacity) * background + opacity * foreground).round().astype(np.uint8)
-    )  # (height, width, 3)
-    return blended
+    blended = (1 - opacity) * background + opacity * foreground  # (height, width, 3)
+    rounded: Bytes = blended.round().astype(np.uint8)
+    return rounded
 
 
 def tile_maps(maps: Floats, cmap: str, gap: float) -> Bytes:

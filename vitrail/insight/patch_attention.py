@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrail.evaluation.loop import eval_mode
 from vitrail.insight.explain import add_residual
-from vitrail.insight.maps import LayerAttention, evaluation_mode, iterate_layers
+from vitrail.insight.maps import LayerAttention, iterate_layers
 from vitrail.model.vit import ViT
 
 MAX_BYTES = 3_000_000  # of quantized maps for one image: 4 MB as base64
@@ -57,7 +58,7 @@ def quantize_attention(
     names = choose_maps(layers, heads, max_bytes // ((1 + count) * count))
     cells = cell_indices(model.config.prefix, (rows, columns), side).to(x.device)  # (N)
     maps: dict[MapName, Tensor] = {}
-    with evaluation_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         flow: Tensor | None = None
         for number, layer in enumerate(iterate_layers(model, x)):
             own = [head for name, head in names if name == number and head != MEAN]

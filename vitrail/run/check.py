@@ -14,8 +14,7 @@ from vitrail import files
 from vitrail.audit.audit import Audit, BrokenImage, audit_data
 from vitrail.audit.findings import Finding
 from vitrail.audit.page import render_audit
-from vitrail.data.config import Columns
-from vitrail.data.open import DEFAULT_COLUMNS, open_data
+from vitrail.data.open import open_data
 from vitrail.data.preview import choose_per_class, preview_augmentation
 from vitrail.data.source import Source
 from vitrail.data.sources.places import check_output_path
@@ -24,7 +23,6 @@ from vitrail.display.text import format_count, printable
 from vitrail.errors import UserError
 from vitrail.run.build import pick_device
 from vitrail.run.design import Design, design_recipe
-from vitrail.run.recipe import settings_from_dict
 from vitrail.run.request import Request
 
 
@@ -224,7 +222,7 @@ def check(
     chosen = pick_device(device)
     if augmented is not None and Path(augmented).suffix.lower() != ".png":
         raise UserError(f"`augmented` is {augmented}; give a file name that ends in .png")
-    source = open_checked_data(data, columns)
+    source = open_data(data, columns=columns) if isinstance(data, str | Path) else data
     for path, name in ((out, "out"), (augmented, "augmented")):
         if path is not None:
             check_target(source, path, name)  # before the images are read, which may take minutes
@@ -246,15 +244,6 @@ def plan_training(audit: Audit, request: Request, device: torch.device) -> DataC
         audit = replace(audit, findings=(failure, *audit.findings))
         return DataCheck(audit=audit, plan=None, plan_error=str(error))
     return DataCheck(audit=audit, plan=plan, plan_error=None)
-
-
-def open_checked_data(data: str | Path | Source, columns: Mapping[str, str] | None) -> Source:
-    if not isinstance(data, str | Path):
-        return data
-    names = DEFAULT_COLUMNS
-    if columns:
-        names = settings_from_dict(Columns, columns, "data.columns.")
-    return open_data(data, columns=names)
 
 
 def name_source(data: str | Path | Source) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from vitrail.run.predictor import (
     name_image_in_errors,
 )
 from vitrail.zoo import load as zoo
+from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
     from vitrail.insight.explanation import Explanation
@@ -256,10 +257,11 @@ class Classifier:
         names += ", ..." if len(self.classes) > SHOWN_CLASSES else ""
         view = self.preprocess
         channels = f"{view.channels} channel{'s' * (view.channels != 1)}"
-        heat = "none" if self.temperature is None else f"{self.temperature:.3g}"
+        temperature = "none" if self.temperature is None else f"{self.temperature:.3g}"
         return (
             f"Classifier({len(self.classes)} classes: {names}; "
-            f"{view.height} x {view.width} pixels, {channels}; temperature {heat}; {self.device})"
+            f"{view.height} x {view.width} pixels, {channels}; "
+            f"temperature {temperature}; {self.device})"
         )
 
 
@@ -270,7 +272,7 @@ def load(
     path: str | Path,
     *,
     device: str = "auto",
-    preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    preprocess: Normalisation | None = None,
     vit: Mapping[str, Any] | None = None,
 ) -> Classifier:
     """Loads a classifier from a run folder, a model file, or the weights of another library.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from vitrail.run.image_list import class_names, hold_out_validation, list_images
 from vitrail.run.predictor import ImageInput, load_batches
 from vitrail.run.train import train
 from vitrail.zoo.file import load_model, save_model
+from vitrail.zoo.weights import Normalisation
 
 try:
     from sklearn.base import (
@@ -198,7 +199,7 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         layers: Sequence[int] = (),
         batch: int = 64,
         device: str = "auto",
-        preprocess: Literal["half", "imagenet", "clip"] | None = None,
+        preprocess: Normalisation | None = None,
     ):
         """
         Args:

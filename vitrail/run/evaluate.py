@@ -13,7 +13,13 @@ from torch import Tensor
 
 from vitrail.data.config import Columns, DataConfig
 from vitrail.data.loader import Loader
-from vitrail.data.open import DEFAULT_COLUMNS, TABLE_SUFFIXES, open_data, resolve_data
+from vitrail.data.open import (
+    DEFAULT_COLUMNS,
+    TABLE_SUFFIXES,
+    make_columns,
+    open_data,
+    resolve_data,
+)
 from vitrail.data.source import SPLITS, Source, fingerprint, split_indices
 from vitrail.display.progress import progress_bar
 from vitrail.display.text import format_accuracy, format_count, format_percent, truncate
@@ -21,7 +27,6 @@ from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import compute_logits
 from vitrail.run.predictor import Predictor
-from vitrail.run.recipe import settings_from_dict
 from vitrail.training.learner import compute_dtype
 
 log = logging.getLogger(__name__)
@@ -99,13 +104,13 @@ class Evaluation:
         return sorted(present, key=lambda pair: pair[1].f1)
 
     def _summary(self) -> list[tuple[str, str]]:
-        heat = "not fitted" if self.temperature is None else f"{self.temperature:.3g}"
+        temperature = "not fitted" if self.temperature is None else f"{self.temperature:.3g}"
         return [
             ("accuracy", format_accuracy(self.accuracy, self.interval)),
             ("top-5 accuracy", format_percent(self.top5)),
             ("log-loss", f"{self.log_loss:.3f}"),
             ("calibration error (ECE)", f"{self.ece:.3f}"),
-            ("temperature", heat),
+            ("temperature", temperature),
         ]
 
     def __repr__(self) -> str:
@@ -221,9 +226,7 @@ def _open_with_classes(
         return data, checksum is not None and fingerprint(data) == checksum
     names = DEFAULT_COLUMNS
     if columns or Path(data).suffix.lower() in TABLE_SUFFIXES:
-        names = settings_from_dict(
-            Columns, {**trained.get("columns", {}), **(columns or {})}, "data.columns."
-        )
+        names = make_columns({**trained.get("columns", {}), **(columns or {})})
     is_training_data = trained.get("source") == resolve_data(data)
     source = open_data(data, columns=names, classes=predictor.classes, split=is_training_data)
     if not is_training_data and (moved := _open_moved_data(source, data, names, checksum)):

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.data.config import Columns, Preprocess
-from vitrail.data.open import DEFAULT_COLUMNS, open_data, resolve_data
+from vitrail.data.open import make_columns, open_data, resolve_data
 from vitrail.data.source import SPLITS, Source, fingerprint
 from vitrail.errors import UserError
 from vitrail.heads.features import (
@@ -32,8 +32,9 @@ from vitrail.run.predictor import (
     as_images,
     is_single_image,
 )
-from vitrail.run.recipe import settings_from_dict, settings_to_dict
+from vitrail.run.recipe import settings_to_dict
 from vitrail.zoo import load as zoo
+from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
     from vitrail.run.evaluate import Evaluation, EvaluationSplit
@@ -236,7 +237,7 @@ def head(
     batch: int = 64,
     device: str = "auto",
     skip_broken: bool = False,
-    preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    preprocess: Normalisation | None = None,
     vit: Mapping[str, Any] | None = None,
 ) -> FeatureClassifier:
     """Puts a scikit-learn classifier on the frozen features of a model.
@@ -277,7 +278,7 @@ def make_extractor(
     batch: int,
     device: str,
     skip_broken: bool,
-    preprocess: Literal["half", "imagenet", "clip"] | None,
+    preprocess: Normalisation | None,
     vit: Mapping[str, Any] | None,
 ) -> tuple[FeatureExtractor, torch.device]:
     if isinstance(classifier, Classifier):
@@ -296,7 +297,7 @@ def load_frozen_model(
     path: str | Path,
     device: str,
     *,
-    preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    preprocess: Normalisation | None = None,
     vit: Mapping[str, Any] | None = None,
 ) -> tuple[ViT, Preprocess, torch.device]:
     """Any weights, with or without a head."""
@@ -314,7 +315,7 @@ def load_with_head(
     file: str | Path,
     *,
     device: str = "auto",
-    preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    preprocess: Normalisation | None = None,
     vit: Mapping[str, Any] | None = None,
 ) -> FeatureClassifier:
     """A model with a head that was fitted on its features; refuses a head of other weights."""
@@ -359,7 +360,7 @@ def make_head(
 def open_training_data(
     data: str | Path | Source, columns: Mapping[str, str] | None
 ) -> tuple[Source, Columns]:
-    names = settings_from_dict(Columns, columns, "data.columns.") if columns else DEFAULT_COLUMNS
+    names = make_columns(columns)
     source = open_data(data, columns=names) if isinstance(data, str | Path) else data
     return source, names
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vitrail import files
 from vitrail.data.source import SPLITS, Split
@@ -30,6 +30,7 @@ from vitrail.run.head import (
     make_head,
     open_training_data,
 )
+from vitrail.zoo.weights import Normalisation
 
 DEFAULT_KINDS = ("logistic",)
 
@@ -145,7 +146,7 @@ def compare_heads(
     batch: int = 64,
     device: str = "auto",
     skip_broken: bool = False,
-    preprocess: Literal["half", "imagenet", "clip"] | None = None,
+    preprocess: Normalisation | None = None,
     vit: Mapping[str, Any] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> HeadComparison:

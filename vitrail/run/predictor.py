@@ -53,7 +53,7 @@ class Prediction:
     top: tuple[ClassProbability, ...]  # the most likely classes in descending order
 
     def to_dict(self) -> dict[str, Any]:
-        """What `vitrail predict --json` prints for an image, but for its path.
+        """What `vitrail predict --json` prints for an image, without the path.
 
         >>> list(vitrail.load("runs/digits-1").predict("digit.png").to_dict())
         ['label', 'index', 'probability', 'top']
@@ -122,8 +122,8 @@ class Predictor:
 
     def softmax(self, logits: Tensor, raw: bool) -> Tensor:
         """Probabilities, calibrated unless `raw` is true."""
-        calibrate = not raw and self.temperature is not None
-        return (logits / self.temperature if calibrate else logits).softmax(dim=-1)
+        temperature = 1.0 if raw or self.temperature is None else self.temperature
+        return (logits / temperature).softmax(dim=-1)
 
     def logits(self, x: Tensor) -> Tensor:
         """The logits of preprocessed images, on the CPU."""

@@ -87,7 +87,7 @@ def is_alive(folder: Path, worker: str) -> bool:
             pass
     except (Timeout, PermissionError):  # PermissionError: another user's process
         return True
-    path.unlink(missing_ok=True)  # the worker was killed, and nobody else removes its file
+    path.unlink(missing_ok=True)  # the worker was killed before it could remove its file
     return False
 
 

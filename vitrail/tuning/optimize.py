@@ -186,7 +186,8 @@ def check_all_runs_known(study: "Study", folder: Path) -> None:
     """Raises if the journal has lost lines: every run must belong to a trial."""
     runs = [*folder.glob(f"trials/*/{RECIPE}"), *folder.glob(f"final-*/{RECIPE}")]
     known = set()
-    for trial in study.get_trials(deepcopy=False):  # read after listing runs: another process may start one now
+    # trials are read after the runs are listed, because other processes may start one now
+    for trial in study.get_trials(deepcopy=False):
         if trial.state.is_finished() or STARTED in trial.user_attrs:
             known.add(trial_folder(trial, folder))
         if trial.state.name == "COMPLETE":

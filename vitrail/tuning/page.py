@@ -121,7 +121,8 @@ def draw_slices(trials: Sequence["FrozenTrial"], space: Space, best: int) -> Fig
         scale_accuracy_axis(axes, name, accuracies, label="" if axes is not grid[0] else None)
         if isinstance(dimension, Choice):
             axes.set_xticks(
-                range(len(dimension.values)), [str(value)[:LABEL_LENGTH] for value in dimension.values]
+                range(len(dimension.values)),
+                [str(value)[:LABEL_LENGTH] for value in dimension.values],
             )
         elif dimension.log:
             axes.xaxis.set_major_locator(LogLocator(numticks=6))
@@ -134,7 +135,9 @@ def draw_slices(trials: Sequence["FrozenTrial"], space: Space, best: int) -> Fig
 def axis_position(name: str, dimension: Range | Choice) -> Any:
     """A function from a trial to its x coordinate; None if it does not have the setting."""
     if isinstance(dimension, Choice):
-        return lambda trial: dimension.values.index(trial.params[name]) if name in trial.params else None
+        return lambda trial: (
+            dimension.values.index(trial.params[name]) if name in trial.params else None
+        )
     return lambda trial: trial.params.get(name)
 
 

@@ -30,7 +30,7 @@ MAX_BOUND = 10**18  # of a range, so that integers fit into 64 bits
 MAX_STRENGTH = 10  # a larger factor is most likely a typo
 MIN_CROP_SCALE, MAX_ZOOM = 0.05, 0.9  # limits when an augmentation is scaled up
 
-SPECIAL_SETTINGS = {  # not settings of a recipe, but each stands for several of them
+SPECIAL_SETTINGS = {  # each sets several settings of a recipe
     "size": "width, depth and heads of a small model by name",
     "augment": "augmentation preset by name",
     "strength": "factor for every magnitude of the augmentation: 1 keeps it, 0 disables it",
@@ -170,7 +170,9 @@ def parse_range(name: str, value: Any) -> Range:
         )
     log, points = value.get("log", False), value.get("points", GRID_POINTS)
     if not isinstance(log, bool) or (log and low <= 0):
-        raise UserError(f"{name} has log {log} and low {low}; log is true or false, and needs a positive low")
+        raise UserError(
+            f"{name} has log {log} and low {low}; log is true or false, and needs a positive low"
+        )
     if not isinstance(points, int) or isinstance(points, bool) or not 2 <= points <= MAX_GRID:
         raise UserError(f"{name} has {points!r:.30} points; give an integer from 2 to {MAX_GRID}")
     return Range(low=low, high=high, log=log, points=points)

@@ -108,7 +108,7 @@ def ask_trial(study: "Study", folder: Path, worker: str, limit: int, seed: int) 
         trials = study.get_trials(deepcopy=False)
         if sum(trial.state != TrialState.WAITING for trial in trials) >= limit:
             return None
-        # the seed depends on the number of trials, so processes and restarts sample different points
+        # the seed depends on the number of trials: processes and restarts sample different points
         study.sampler = optuna.samplers.TPESampler(
             seed=(1000 * seed + len(trials)) % 2**32,
             n_startup_trials=min(MAX_RANDOM_TRIALS, max(PRUNER_STARTUP, limit // 3)),

@@ -49,7 +49,7 @@ def run_workers(
             for worker in workers:
                 worker.join(timeout=POLL_SECONDS / jobs)
             on_progress()
-    except SystemExit:  # SIGTERM; do not send a second one to workers that got it too and are saving
+    except SystemExit:  # on SIGTERM; workers that got it too must be able to save their runs
         grace_end = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < grace_end and any(worker.is_alive() for worker in workers):
             time.sleep(0.1)
@@ -100,7 +100,9 @@ def worker_main(
     torch.set_num_threads(threads)
     try:
         with register_worker(folder) as worker:
-            run_trials(folder, worker, limit, None if seconds is None else time.monotonic() + seconds)
+            run_trials(
+                folder, worker, limit, None if seconds is None else time.monotonic() + seconds
+            )
     except UserError as error:
         errors.put(str(error))
     except OSError as error:

@@ -55,7 +55,7 @@ def adapt_input_channels(kernel: Tensor, channels: int, adapted: list[str]) -> T
         return kernel.sum(dim=1, keepdim=True)
     if old not in (1, 3):
         raise UserError(
-            f"weights for {old} channels cannot be adapted to {channels}; only weights for 1 or 3 can"
+            f"weights for {old} channels cannot be adapted to {channels}; use weights for 1 or 3"
         )
     adapted.append(f"channels {old} -> {channels}: the kernel is repeated, times {old}/{channels}")
     repeated = kernel.repeat(1, -(-channels // old), 1, 1)[:, :channels]

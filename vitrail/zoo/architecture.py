@@ -38,7 +38,9 @@ def infer_architecture(
     if published is not None and any(
         getattr(published.vit, name) != vit[name] for name in ("width", "depth", "patch")
     ):
-        assumed.append(f"named like {published.name}, but the shapes differ: its table row is ignored")
+        assumed.append(
+            f"named like {published.name}, but the shapes differ: its table row is ignored"
+        )
         published = None
     sources = SettingSources(
         mapped=mapped, config=config, published=published, requested=requested, assumed=assumed

@@ -21,7 +21,9 @@ from vitrail.zoo.layouts.mapping import LAYOUTS
 from vitrail.zoo.load import LoadedModel, load_weights
 from vitrail.zoo.weights import Normalisation
 
-Target = Literal["timm", "huggingface", "torchvision", "vitrail"]  # Google's layout can only be read
+Target = Literal[
+    "timm", "huggingface", "torchvision", "vitrail"
+]  # Google's layout can only be read
 
 LOGIT_TOLERANCE = 1e-5  # the largest difference in logits that another eps may make
 FILE_SUFFIXES = (".safetensors", ".pth", ".bin")  # an `out` with one of these is a single file

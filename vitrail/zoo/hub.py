@@ -38,7 +38,7 @@ def fetch_from_hub(name: str) -> Path:
 
 
 def find_in_cache(repository: str, revision: str | None) -> Path | None:
-    """The cached folder, if it contains the weights and, unless the hub is offline, their config."""
+    """The cached folder, if it has the weights and, unless offline, their config."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     for name in WEIGHT_FILES:
@@ -64,7 +64,8 @@ def download_repository(repository: str, revision: str | None) -> Path:
     )
     if weights is None:
         raise UserError(
-            f"hf:{repository} has none of {', '.join(WEIGHT_FILES)}; download its weight file and give its path"
+            f"hf:{repository} has none of {', '.join(WEIGHT_FILES)}; "
+            f"download its weight file and give its path"
         )
     for name in [*CONFIG_FILES, *list_shards(weights)]:
         download_hub_file(repository, revision, name)

@@ -1,4 +1,4 @@
-"""Loads weights of any known layout into a model, and reports everything that was changed or assumed."""
+"""Loads weights of any known layout into a model, and reports what was changed or assumed."""
 
 import json
 from collections.abc import Mapping
@@ -237,7 +237,8 @@ def find_class_names(
     if config.classes is not None:
         if len(config.classes) != old.classes:
             raise UserError(
-                f"{source} has {old.classes} classes, but {len(config.classes)} class names; correct its config"
+                f"{source} has {old.classes} classes, but {len(config.classes)} class names; "
+                f"correct its config"
             )
         return config.classes
     if published is not None and published.classes and len(published.classes) == old.classes:

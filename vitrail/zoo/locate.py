@@ -77,9 +77,14 @@ def find_weight_file(folder: Path) -> Path:
     found = list_weight_files(folder)
     if len(found) > 1:
         names = ", ".join(file.name for file in found[:MAX_LISTED])
-        raise UserError(f"{folder} contains several weight files ({names}); give the path of one of them")
+        raise UserError(
+            f"{folder} contains several weight files ({names}); give the path of one of them"
+        )
     if not found:
-        raise UserError(f"{folder} contains no weight file ({', '.join(WEIGHT_SUFFIXES)}); give another folder or a file")
+        raise UserError(
+            f"{folder} contains no weight file ({', '.join(WEIGHT_SUFFIXES)}); "
+            f"give another folder or a file"
+        )
     return found[0]
 
 

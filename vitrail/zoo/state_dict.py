@@ -40,9 +40,7 @@ def build_model(
         model = ViT(wanted)
     shapes = {name: x.shape for name, x in model.state_dict().items()}
     new_head = note_head_change(old, wanted, changes)
-    unused = [
-        name for name in mapped.chunks if is_dropped(name, shapes, old, wanted, new_head)
-    ]
+    unused = [name for name in mapped.chunks if is_dropped(name, shapes, old, wanted, new_head)]
     check_all_mapped(mapped, old, {*shapes, *unused}, source)
     changes.loaded = sum(len(x) for name, x in mapped.chunks.items() if name not in unused)
     if wanted.depth < old.depth:
@@ -134,7 +132,9 @@ def read_parameter(mapped: MappedStateDict, name: str, source: str) -> Tensor:
         zeros = torch.zeros_like(next(iter(parts.values())))
         x = torch.cat([parts.get(number, zeros) for number in range(max(parts) + 1)])
     if not x.is_floating_point():
-        raise UserError(f"{source} has {name} as {x.dtype}; only floating-point weights can be loaded")
+        raise UserError(
+            f"{source} has {name} as {x.dtype}; only floating-point weights can be loaded"
+        )
     return x
 
 

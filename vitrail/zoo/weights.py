@@ -37,7 +37,7 @@ KNOWN_HEADS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedWeights:
-    """Weights that somebody published."""
+    """Published weights: a row of `PUBLISHED`."""
 
     name: str  # the architecture as papers call it, then the training
     hub: str  # owner/name on huggingface.co; empty if they are not there
@@ -253,7 +253,7 @@ PUBLISHED = [
     _timm("DINOv3-S/16", "vit_small_patch16_dinov3.lvd1689m", "DINOv3-S/16", **DINO3),
     _timm("DINOv3-B/16", "vit_base_patch16_dinov3.lvd1689m", "DINOv3-B/16", **DINO3),
     _timm("DINOv3-L/16", "vit_large_patch16_dinov3.lvd1689m", "DINOv3-L/16", **DINO3),
-    # Cherti et al., 2023, CLIP trained on LAION; with a head for ImageNet, or CLIP's projection to 512
+    # Cherti et al., 2023, CLIP trained on LAION: with an ImageNet head, or CLIP's projection to 512
     _timm("CLIP-B/16 laion2b-in12k-in1k", "vit_base_patch16_clip_224.laion2b_ft_in12k_in1k",
           "CLIP-B/16", 0.86174, normalisation="clip", crop=0.95, head="linear"),
     _timm("CLIP-B/16 laion2b", "vit_base_patch16_clip_224.laion2b", "CLIP-B/16",

@@ -202,7 +202,7 @@ def test_nothing_is_downloaded_without_encryption(server, tmp_path):
     ("target", "words"),
     [
         ("ftp://127.0.0.1/x", "ftp://127.0.0.1/x is not http; nothing was downloaded"),
-        ("file:///etc/passwd", "answers 302"),
+        ("file:///etc/passwd", "responded 302"),
     ],
 )
 def test_a_redirection_cannot_leave_the_allowed_schemes(server, tmp_path, target, words):

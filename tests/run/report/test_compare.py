@@ -87,7 +87,7 @@ def test_an_unfinished_run_has_dashes(runs, source, tmp_path):
 def test_one_run_or_the_same_twice_is_an_error(runs):
     with pytest.raises(UserError, match="give at least two"):
         compare(*runs[:1])
-    with pytest.raises(UserError, match="is given twice"):
+    with pytest.raises(UserError, match="is listed twice"):
         compare(runs[0], runs[0].parent / "near" / ".." / "good")
 
 

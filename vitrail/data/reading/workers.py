@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
@@ -85,6 +86,9 @@ def prefetch(
         for task in tasks:
             yield task, work(task, slot, lambda item: None), slot
         return
+    remaining = iter(tasks)
+    first = list(islice(remaining, workers))
+    tasks, workers = chain(first, remaining), len(first)  # without a task, a worker need not start
     context = multiprocessing.get_context(start_method())
     slot_size = max(1, slot_size)
     count = 2 * TASKS_PER_WORKER * workers  # half of the slots for results that wait their turn
@@ -216,9 +220,11 @@ class Worker:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         item = self.current_item.value
         where = f"while reading {self.name(item)}" if item >= 0 else "while starting"
+        advice = "check that file"
+        if item < 0 and start_method() == "spawn":  # it imports the script that started it
+            advice = "in a script, call Vitrail below `if __name__ == '__main__':`"
         return UserError(
-            f"a worker process {how} {where}; check that file, "
-            f"or lower `data.workers` if memory ran out"
+            f"a worker process {how} {where}; {advice}, or lower `data.workers` if memory ran out"
         )
 
 

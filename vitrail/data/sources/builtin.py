@@ -1,8 +1,7 @@
-"""Public data sets by name: packaged, present under `VITRAIL_DATA`, or downloaded there.
+"""Opens public data sets by name: packaged, below `VITRAIL_DATA`, or downloaded there.
 
-They are read from their official binary files, never from pickles. The official test images are
-"test", also where the data set calls them validation images, as ImageNet does; "val" is a tenth of
-the training images.
+Reads their official binary files, never pickles. The official test images are "test", even if the
+data set calls them validation images, as ImageNet does; "val" is a tenth of the training images.
 """
 
 import gzip
@@ -107,7 +106,7 @@ def find_or_download(name: str, progress: bool) -> Path:
     if path is None and not spec.downloads:
         raise UserError(
             f"{name} needs the ImageNet folders train/ and val/ with class folders such as "
-            f"{next(iter(IMAGENET10))}; put or link them into {data_folder() / spec.folders[1]}, "
+            f"{next(iter(IMAGENET10))}; copy or link them to {data_folder() / spec.folders[1]}, "
             f"or set VITRAIL_DATA"
         )
     if path is not None and not (path.is_file() and name == "imagenette"):
@@ -115,7 +114,7 @@ def find_or_download(name: str, progress: bool) -> Path:
     with lock_downloads(folder):
         path = find_dataset(name)  # another process may have downloaded it meanwhile
         if path is None:
-            downloaded = [download_file(one, folder, progress=progress) for one in spec.downloads]
+            downloaded = [download_file(file, folder, progress=progress) for file in spec.downloads]
             if spec.archives:
                 extract_archive(downloaded[0], name)
                 downloaded[0].unlink()
@@ -140,7 +139,7 @@ def extract_archive(archive: Path, name: str) -> None:
                 if member.isreg() and member.name.startswith(required):
                     tar.extract(member, folder.parent, filter="data")
             if not folder.exists():
-                raise UserError(f"{archive} does not contain {required[0]}")
+                raise UserError(f"{archive} does not contain {required[0]}; download it again")
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise UserError(f"cannot extract {archive}: {error}") from error
 
@@ -201,15 +200,20 @@ def read_idx(folder: Path, name: str, dims: int) -> Pixels:
     assert path is not None
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            head = file.read(4 + 4 * dims)
-            shape = [int.from_bytes(head[at : at + 4], "big") for at in range(4, len(head), 4)]
-            if head[:4] != bytes([0, 0, IDX_UINT8, dims]) or len(shape) != dims:
-                raise UserError(f"{path} is not an IDX file of {dims} dimensions")
+            header = file.read(4 + 4 * dims)
+            shape = [int.from_bytes(header[i : i + 4], "big") for i in range(4, len(header), 4)]
+            if header[:4] != bytes([0, 0, IDX_UINT8, dims]) or len(shape) != dims:
+                raise UserError(
+                    f"{path} is not an IDX file of {dims} dimensions; download it again"
+                )
             body = file.read(math.prod(shape) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     if len(body) != math.prod(shape) or not body:
-        raise UserError(f"{path} is truncated or too long; expected {math.prod(shape)} bytes")
+        raise UserError(
+            f"{path} does not have the {math.prod(shape)} bytes that its header states; "
+            "download it again"
+        )
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
@@ -230,13 +234,13 @@ def open_archive(archive: Path, name: str) -> Callable[[str], bytes]:
     folder, contents = archive_folder(name), {}
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
-            short = member.name.removeprefix(f"{folder}/")
-            if member.isreg() and short in required_files(name) and member.size < MAX_MEMBER_BYTES:
+            path = member.name.removeprefix(f"{folder}/")
+            if member.isreg() and path in required_files(name) and member.size < MAX_MEMBER_BYTES:
                 file = tar.extractfile(member)
                 assert file is not None
-                contents[short] = file.read()
+                contents[path] = file.read()
     if missing := [file for file in required_files(name) if file not in contents]:
-        raise UserError(f"{archive} does not contain {folder}/{missing[0]}")
+        raise UserError(f"{archive} does not contain {folder}/{missing[0]}; download it again")
     return contents.__getitem__
 
 
@@ -244,7 +248,10 @@ def parse_records(content: bytes, labels: int, path: Path) -> Part:
     """CIFAR's records: label bytes (the last is the fine label), then red, green and blue."""
     width = labels + 3 * CIFAR_SIDE * CIFAR_SIDE
     if not content or len(content) % width:
-        raise UserError(f"{path} is truncated; expected records of {width} bytes")
+        raise UserError(
+            f"{path} is truncated: it does not consist of records of {width} bytes; "
+            "download it again"
+        )
     rows = np.frombuffer(content, np.uint8).reshape(-1, width)
     planes = rows[:, labels:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)
     return np.stack([planes[:, colour] for colour in range(3)], axis=3), rows[:, labels - 1]
@@ -256,8 +263,8 @@ def list_photos(
     """ImageNet's class folders in `train` and `val`; the latter become "test"."""
     ignored: dict[str, str] = {}
     parts = [
-        (folder, given, int(order[number]))
-        for given, top in (("train", "train"), ("test", "val"))
+        (folder, split, int(order[number]))
+        for split, top in (("train", "train"), ("test", "val"))
         for number, wnid in enumerate(wnids)
         for folder in scan_folders(root, ignored, start=(top, wnid))
     ]

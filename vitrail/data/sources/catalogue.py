@@ -1,6 +1,6 @@
 """The built-in data sets: their classes and sizes, local folders and downloads.
 
-Beside each checksum is the page or library that publishes it.
+A comment beside each checksum names the page or library that publishes it.
 """
 
 from dataclasses import asdict, dataclass
@@ -88,7 +88,7 @@ class DatasetSpec:
     classes: tuple[str, ...]
     train: int  # images in the official training split, from which "val" is taken
     test: int
-    image: int | None  # side in pixels, of photos the short one; None if it varies
+    image: int | None  # pixels of the (short) side; None if it varies
     channels: int
     verified: bool = False  # whether the authors tried the download; the packaged digits need none
     folders: tuple[str, ...] = ()  # where to look for it below VITRAIL_DATA
@@ -216,7 +216,7 @@ class DatasetInfo:
     classes: int
     train: int  # images in the official training split
     test: int  # images in the official test split
-    image: int | None  # side in pixels, of photos the short one; None if it varies
+    image: int | None  # pixels of the (short) side; None if it varies
     channels: int
     present: bool  # whether it can be opened without a download
     verified: bool  # whether the authors tried the download; the packaged digits need none
@@ -252,7 +252,7 @@ def datasets() -> list[DatasetInfo]:
 
 
 def find_dataset(name: str) -> Path | None:
-    """The folder or archive below VITRAIL_DATA that holds the data set; None if there is none."""
+    """The folder or archive below VITRAIL_DATA with the data set; None if there is none."""
     root, spec = data_folder(), DATASETS[name]
     for folder in spec.folders:
         if all(find_variant(root / folder, file) for file in required_files(name)):

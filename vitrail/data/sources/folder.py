@@ -1,8 +1,8 @@
 """A folder of class folders, with or without `train/ val/ test/` above them.
 
-Skips hidden files and folders, and those that systems create (`Thumbs.db`). Folders inside a class
-folder belong to the class. Does not follow links to folders, which could form a loop, nor links to
-files outside; `ignored` lists every file that was left out, with the reason.
+Skips hidden files and folders, and those that operating systems create (`Thumbs.db`). Folders
+inside a class folder belong to the class. Does not follow links to folders, which could form a
+loop, nor links to files outside; `ignored` lists every file that was left out, with the reason.
 """
 
 import os
@@ -22,7 +22,7 @@ from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
 
-# Created by Windows, macOS and Synology: hidden there, but without a dot in front.
+# Created by Windows, macOS and Synology: hidden there, but without a leading dot.
 SYSTEM_FILES = {"thumbs.db", "desktop.ini", "__macosx", "@eadir"}
 
 
@@ -55,7 +55,9 @@ class FileSource:
     def _read(self, index: int, path: str) -> bytes:
         content, size = read_file(path), int(self.sizes[index])
         if len(content) != size:
-            raise UserError(f"changed since it was listed: {len(content)} bytes, expected {size}")
+            raise UserError(
+                f"changed since it was listed: it has {len(content)} bytes, expected {size}"
+            )
         return content
 
 
@@ -80,21 +82,21 @@ def open_folder(
     split_folders = find_split_folders(folders)
     used = []
     for folder in folders:
-        given, name = split_and_class(folder, split_folders)
+        folder_split, name = split_and_class(folder, split_folders)
         if name is None:
             ignored |= dict.fromkeys(folder.names, "not in a class folder")
         elif folder.names or split:  # a class without images is a mistake, but not in a test set
-            used.append((folder, given, normalise_name(name)))
+            used.append((folder, folder_split, normalise_name(name)))
     if not any(folder.names for folder, _, _ in used):
         raise UserError(
             f"the images of {path} are not in class folders; "
-            f"put those of each class into a folder of its own, or list them in a table"
+            f"put the images of each class into a folder of their own, or list them in a table"
         )
     labels = {name: f"folder {'/'.join(folder.parts)}" for folder, _, name in used}
     if split and len(labels) == 1:
         raise UserError(describe_single_class(path, folders, next(iter(labels))))
     names, index = match_labels(labels, classes)
-    parts = [(folder, given, index[name]) for folder, given, name in used]
+    parts = [(folder, part_split, index[name]) for folder, part_split, name in used]
     source = merge_folders(path, path.resolve().name or "data", names, parts, ignored)
     return assign_splits(source, split=split, progress=progress)
 
@@ -106,7 +108,7 @@ def merge_folders(
     parts: list[tuple[Folder, str, int]],
     ignored: dict[str, str],
 ) -> FileSource:
-    """One source from many folders, each with its split ("" if none is given) and its class."""
+    """One source from many folders, each with its split ("" if unknown) and its class index."""
     counts = [len(folder.names) for folder, _, _ in parts]
     return FileSource(
         name=name,
@@ -114,7 +116,7 @@ def merge_folders(
         root=path.absolute(),
         classes=classes,
         labels=np.repeat(np.array([label for _, _, label in parts], np.int64), counts),
-        splits=np.repeat(np.array([given for _, given, _ in parts], "<U5"), counts),
+        splits=np.repeat(np.array([split for _, split, _ in parts], "<U5"), counts),
         ids=PackedNames(file for folder, _, _ in parts for file in folder.names),
         sizes=np.array([size for folder, _, _ in parts for size in folder.sizes], np.int64),
         mtimes=np.array([mtime for folder, _, _ in parts for mtime in folder.mtimes], np.int64),
@@ -188,7 +190,7 @@ def reason_to_ignore(entry: os.DirEntry[str], real_root: str) -> str | None:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether a path is below a folder; both without links and dots."""
+    """Whether a path is below a folder; both must be real paths."""
     return path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
@@ -196,7 +198,7 @@ def find_split_folders(folders: list[Folder]) -> dict[str, str]:
     """The split of each top-level folder that is a split and not a class.
 
     A class may be called "train" too. So a split folder must contain folders of images, which an
-    unlabelled `test/` does not, and a single one counts only if no other folder has images.
+    unlabelled `test/` does not, and a single one is a split only if no other folder has images.
     """
     nested = {folder.parts[0] for folder in folders if len(folder.parts) > 1 and folder.names}
     tops = {top: SPLIT_ALIASES[top.casefold()] for top in nested if top.casefold() in SPLIT_ALIASES}

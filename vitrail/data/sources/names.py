@@ -1,4 +1,4 @@
-"""PackedNames of images and classes: packed into little memory, sorted, matched with labels."""
+"""Names of images and classes: packed into little memory, sorted, matched with labels."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from vitrail.errors import UserError
 
 
 class PackedNames(Sequence[str]):
-    """A sequence of strings in one block of bytes: a tenth of a list's memory, quick to pickle."""
+    """A sequence of strings in one block of bytes: a tenth of a list's memory, fast to pickle."""
 
     def __init__(self, texts: Iterable[str]):
         encoded = [os.fsencode(text) for text in texts]
@@ -118,7 +118,7 @@ def match_labels(
         return names, {label: int(label) for label in labels}
     label = unknown[0]
     near = get_close_matches(label, names, n=1, cutoff=0.5)
-    hint = f"; the nearest is {near[0]!r}" if near else f", the first of which is {names[0]!r}"
+    hint = f"; the nearest is {near[0]!r}" if near else f", such as {names[0]!r}"
     raise UserError(
         f"{labels[label]}: label {label!r} is not one of the {len(names)} classes{hint}"
     )

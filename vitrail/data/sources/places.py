@@ -1,4 +1,4 @@
-"""The folders of caches and built-in data sets, and a guard that protects the user's images."""
+"""Folders of caches and built-in data sets, and a check that protects the user's images."""
 
 import os
 from pathlib import Path
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 def cache_folder() -> Path:
     """`VITRAIL_CACHE`, else `vitrail` in the user's cache folder; may be deleted at any time."""
-    if chosen := os.environ.get("VITRAIL_CACHE"):
-        return files.expand_user(chosen).absolute()
-    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(user).absolute() / "vitrail"
+    if path := os.environ.get("VITRAIL_CACHE"):
+        return files.expand_user(path).absolute()
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root).absolute() / "vitrail"
 
 
 def data_folder() -> Path:
     """`VITRAIL_DATA`, else `data` in the cache folder: a folder for each built-in data set."""
-    if chosen := os.environ.get("VITRAIL_DATA"):
-        return files.expand_user(chosen).absolute()
+    if path := os.environ.get("VITRAIL_DATA"):
+        return files.expand_user(path).absolute()
     return cache_folder() / "data"
 
 
@@ -33,7 +33,7 @@ def check_output_path(source: "Source", path: Path, argument: str) -> None:
     output, root = files.expand_user(path).resolve(), source.path.resolve()
     if root.is_dir():
         inside = output.is_relative_to(root)
-    else:  # a table: its folder may hold other files, but its images must stay as they are
+    else:  # a table: other files in its folder are fine, but not the table or its images
         below = output.is_relative_to(root.parent)
         inside = below and (
             output == root or output.relative_to(root.parent).as_posix() in source.ids

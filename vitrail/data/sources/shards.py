@@ -92,7 +92,7 @@ def find_shards(folder: Path) -> list[str]:
     folders = [path for path in entries if path.is_dir() and path.name.casefold() in SPLIT_ALIASES]
     inner = [path for top in folders for path in top.iterdir() if not is_hidden(path.name)]
     tars = [path for path in entries + inner if path.suffix.lower() == ".tar" and path.is_file()]
-    if not tars or any(one.names for one in scan_folders(folder, {}) if one.parts):
+    if not tars or any(inside.names for inside in scan_folders(folder, {}) if inside.parts):
         return []
     return sorted(path.relative_to(folder).as_posix() for path in tars)
 
@@ -107,7 +107,7 @@ def open_shards(
 ) -> ShardSource:
     """All images of the shards; their labels are the classes, unless class names are given."""
     path = path.absolute()
-    given = parse_splits(shards)
+    shard_splits = parse_splits(shards)
     with progress_bar("indexing shards", len(shards), show=progress) as advance:
         indices = []
         for shard in shards:
@@ -128,7 +128,7 @@ def open_shards(
         path=path,
         classes=names,
         labels=np.array([label[text] for text in texts], np.int64),
-        splits=np.repeat(np.array(given, "<U5"), counts),
+        splits=np.repeat(np.array(shard_splits, "<U5"), counts),
         ids=ids,
         sizes=np.concatenate([index.sizes for index in indices]),
         mtimes=np.repeat(np.array(mtimes, np.int64), counts),
@@ -160,14 +160,14 @@ def match_shard_labels(
     if classes is None:
         return names, index
     name_of = {text: names[number] for text, number in index.items()}
-    by_name = {name: labels[text] for text, name in name_of.items()}
-    names, model_index = match_labels(by_name, classes)
+    origins = {name: labels[text] for text, name in name_of.items()}
+    names, model_index = match_labels(origins, classes)
     return names, {text: model_index[name] for text, name in name_of.items()}
 
 
 def parse_splits(shards: list[str]) -> list[str]:
     """The split in each shard's folder or name, or "" for all of them."""
-    given = []
+    shard_splits = []
     for shard in shards:
         folder, name = posixpath.split(shard)
         words = [folder] if folder else re.split("[^a-z]+", name.casefold())
@@ -176,14 +176,15 @@ def parse_splits(shards: list[str]) -> list[str]:
         }
         if len(splits) > 1:
             raise UserError(f"the name of shard {shard} contains two splits; keep one of them")
-        given.append(splits.pop() if splits else "")
-    if "" in given and any(given):
-        raise UserError(f"shard {shards[given.index('')]} has no split in its name, but others do")
-    return given
+        shard_splits.append(splits.pop() if splits else "")
+    if "" in shard_splits and any(shard_splits):
+        shard = shards[shard_splits.index("")]
+        raise UserError(f"shard {shard} has no split in its name, but others do; rename it")
+    return shard_splits
 
 
 def load_or_build_index(shard: Path) -> ShardIndex:
-    """The index of a shard: from the cache while its size and date are the same."""
+    """The index of a shard, from the cache if its size and modification time are unchanged."""
     status = shard.stat()
     version = np.array([INDEX_VERSION, status.st_size, status.st_mtime_ns], np.int64)
     saved = load_arrays("shards", shard)
@@ -216,34 +217,34 @@ def build_index(shard: Path) -> ShardIndex:
     for unpaired, missing in ((images.keys() - labels, ".cls"), (labels.keys() - images, "image")):
         if unpaired:
             raise UserError(f"shard {shard}: {min(unpaired)} has no {missing}")
-    located = np.array(list(images.values()), np.int64).reshape(-1, 3)
+    columns = np.array(list(images.values()), np.int64).reshape(-1, 3)
     return ShardIndex(
         PackedNames(images),
         PackedNames(labels[key] for key in images),
-        located[:, 0].copy(),
-        located[:, 1].copy(),
-        located[:, 2].astype(np.uint8),
+        columns[:, 0].copy(),
+        columns[:, 1].copy(),
+        columns[:, 2].astype(np.uint8),
         PackedNames(name for name, key in dotted if key not in images),
     )
 
 
 def iterate_members(file: BinaryIO) -> Iterable[tarfile.TarInfo]:
-    """The regular files of a tar file; raises where `tarfile` would take damage for its end."""
+    """The regular files of a tar file; raises where `tarfile` would mistake damage for its end."""
     end = os.fstat(file.fileno()).st_size
     with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
         while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # the list would fill the memory
+            archive.members.clear()  # type: ignore[attr-defined]  # the list would fill memory
             if member.size < 0 or member.offset_data + member.size > end:
                 raise UserError(f"truncated in {member.name}")
             if member.isreg() and not member.issparse():
                 yield member
         file.seek(archive.offset)
-        after = file.read(tarfile.BLOCKSIZE)
-        if after.strip(b"\0"):
+        end_block = file.read(tarfile.BLOCKSIZE)
+        if end_block.strip(b"\0"):
             raise UserError(f"damaged at byte {archive.offset}")
-        if len(after) < tarfile.BLOCKSIZE:  # programs write one empty block, or more
+        if len(end_block) < tarfile.BLOCKSIZE:  # programs write at least one empty block
             raise UserError(
-                "truncated: the empty block at the end is missing; copy or pack it again"
+                "truncated: the empty block at the end is missing; copy or create it again"
             )
 
 

@@ -63,7 +63,7 @@ class TableReader:
     """Collects rows and checks each of them."""
 
     def __init__(self, root: Path):
-        self.root = os.path.realpath(root)  # without links and dots, for comparisons
+        self.root = os.path.realpath(root)  # resolved, for comparisons
         self.real_folders: dict[str, str] = {}  # the real path of each folder
         self.paths: dict[str, int] = {}  # the row of each path
         self.first_rows: dict[str, int] = {}  # the first row of each label
@@ -75,14 +75,14 @@ class TableReader:
     def add(self, row: int, path: object, label: object, split: object) -> None:
         name = self.add_path(path)
         if name in self.paths:
-            raise UserError(f"{name} is already in row {self.paths[name]}")
+            raise UserError(f"{name} is already in row {self.paths[name]}; remove one of the rows")
         self.paths[name] = row
         self.labels.append(parse_label(label))
         self.first_rows.setdefault(self.labels[-1], row)
         self.splits.append(parse_split(split))
 
     def add_path(self, path: object) -> str:
-        """Checks that the path is a regular file below the root; returns it relative to that."""
+        """Checks that the path is a regular file below the root; returns its relative path."""
         if not isinstance(path, str) or not path:
             raise UserError("the path is missing")
         if not is_valid_path(path):
@@ -144,7 +144,7 @@ Cells = tuple[object, object, object]  # path, label, split
 
 
 def read_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Cells]]:
-    """The cells of each row, with its number as a spreadsheet or an editor counts it."""
+    """The cells of each row, and its number as a spreadsheet or an editor shows it."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".jsonl":
@@ -213,12 +213,12 @@ def read_jsonl_rows(
 
 
 def check_columns(header: list[str], path: Path, columns: Columns) -> None:
-    """Raises unless each column that is named occurs exactly once."""
+    """Raises unless each named column occurs exactly once."""
     for kind, name in (("path", columns.path), ("label", columns.label), ("split", columns.split)):
         if name is not None and header.count(name) != 1:
-            many = "more than one column" if name in header else "no column"
+            problem = "more than one column" if name in header else "no column"
             raise UserError(
-                f"{path} has {many} {name!r} for the {kind}; "
+                f"{path} has {problem} {name!r} for the {kind}; "
                 f"its columns are {', '.join(map(repr, header)) or 'none'}: "
                 f"set `data.columns.{kind}` to the right one"
             )

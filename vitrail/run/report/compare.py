@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail import __version__, files
 from vitrail.display.page import load_templates
-from vitrail.display.text import format_accuracy, printable
+from vitrail.display.text import format_accuracy, format_count, printable
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.model.cost import count_parameters
@@ -32,15 +32,15 @@ COLUMNS = (
     "test accuracy",
 )
 COLOURS, STYLES = ("blue", "ruby", "green", "amber", "violet"), ("-", "--", ":", "-.")
-MINUTES_FROM = 180  # seconds of training from which on curves are drawn over minutes
+MAX_SECONDS = 180  # of training; curves of longer runs are drawn over minutes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How a run compares with the best run that was evaluated on the same test images."""
+    """How far a run is behind the best run on the same test images."""
 
     to: str  # folder of that run
-    points: float  # by how much its test accuracy is higher, from 0 to 1
+    points: float  # by which that run's test accuracy is higher, from 0 to 1
     p: float | None  # p-value of McNemar's test; None without the same images
     images: int  # in that test
     more_than_chance: bool | None  # whether the difference is significant
@@ -51,7 +51,7 @@ class ComparedRun:
     """One run of a comparison."""
 
     record: Record
-    number: int  # by which the page and its curves name the run
+    number: int  # that labels the run on the page and its curves
     parameters: int
     difference: Difference | None  # None for the best run, and where no comparison is possible
     verdict: str
@@ -148,10 +148,10 @@ def compare(*runs: str | Path | Run) -> Comparison:
     """
     folders = [run.folder if isinstance(run, Run) else run for run in runs]
     if len(folders) < 2:
-        raise UserError(f"got {len(folders)} run; give at least two to compare")
+        raise UserError(f"got {format_count(len(folders), 'run')}; give at least two to compare")
     paths = [Path(folder).resolve() for folder in folders]
     if repeated := [str(f) for f, p in zip(folders, paths, strict=True) if paths.count(p) > 1]:
-        raise UserError(f"{repeated[0]} is given twice; give different runs")
+        raise UserError(f"{repeated[0]} is listed twice; give different runs")
     records = [read_run(folder) for folder in folders]
     evaluated = [record for record in records if record.metrics and record.metrics["test"]]
     compared = []
@@ -192,10 +192,12 @@ def accuracy_on_test(record: Record) -> float:
 
 
 def comparable_runs(record: Record, evaluated: list[Record]) -> list[Record]:
-    """The runs evaluated on the same test images, this one included; all runs if it is alone."""
-    mine = checksum_test_images(record)
+    """The runs evaluated on the same test images, with this one; all runs if no other was."""
+    checksum = checksum_test_images(record)
     same = [
-        other for other in evaluated if mine is not None and checksum_test_images(other) == mine
+        other
+        for other in evaluated
+        if checksum is not None and checksum_test_images(other) == checksum
     ]
     return same if len(same) > 1 else evaluated
 
@@ -216,18 +218,16 @@ def measure_difference(record: Record, best: Record, comparisons: int) -> tuple[
     p, images, significant = None, 0, None
     mine, theirs = record.predictions, best.predictions
     if mine is None or theirs is None:
-        lacking = record if mine is None else best
-        detail = (
-            f"{lacking.folder} has no predictions; `vitrail report {lacking.folder}` creates them"
-        )
+        folder = (record if mine is None else best).folder
+        detail = f"{folder} has no predictions; `vitrail report {folder}` creates them"
     elif checksum_test_images(record) != checksum_test_images(best):
         summary = f"cannot be compared with {best.folder}"
         detail = "the test images differ"
     else:
-        one, other = mine.splits["test"], theirs.splits["test"]
-        p = metrics.mcnemar(one.predicted, other.predicted, one.labels)
+        a, b = mine.splits["test"], theirs.splits["test"]
+        p = metrics.mcnemar(a.predicted, b.predicted, a.labels)
         level = SIGNIFICANCE / comparisons
-        images, significant = len(one), p < level
+        images, significant = len(a), p < level
         result = "a significant difference" if significant else "not a significant difference"
         detail = f"{result}: {describe_p_value(p)}, on the same {images:,} test images"
         if comparisons > 1:
@@ -268,7 +268,7 @@ def learning_curves(runs: Sequence[ComparedRun], key: str, label: str) -> "Chart
     from vitrail.display.figures import Chart, Curve
 
     longest = max((line["seconds"] for run in runs for line in run.record.epochs), default=0)
-    unit, name = (60, "minutes") if longest > MINUTES_FROM else (1, "seconds")
+    unit, name = (60, "minutes") if longest > MAX_SECONDS else (1, "seconds")
     curves = []
     for index, run in enumerate(runs):
         lines = [line for line in run.record.epochs if line.get(key) is not None]

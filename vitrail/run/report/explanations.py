@@ -19,8 +19,8 @@ from vitrail.insight.overlay import overlay_heatmap, to_rgb
 from vitrail.model.vit import ViT
 from vitrail.run.predictions import SplitPredictions
 
-METHOD = "relevance"  # the most faithful of the quick methods on published weights
-SAMPLES = 4  # correct predictions, and errors
+METHOD = "relevance"  # the most faithful of the fast methods on published weights
+SAMPLES = 4  # of correct predictions, and as many errors
 SIDE = 220  # pixels of an image on the page
 
 
@@ -51,10 +51,8 @@ def explain_samples(
         return []
     samples = []
     for number, index in enumerate(indices):
-        pixels, is_correct = (
-            resize_and_crop(settings, images[number]),
-            bool(predictions.correct[index]),
-        )
+        pixels = resize_and_crop(settings, images[number])
+        is_correct = bool(predictions.correct[index])
         samples.append(
             {
                 "path": source.ids[int(predictions.items[index])],
@@ -75,7 +73,7 @@ def explain_samples(
 
 
 def embed_image(pixels: NDArray[np.uint8]) -> str:
-    """An image in the size of the page; a small one is enlarged without smoothing."""
+    """An image at the size shown on the page, as a data URI; enlarged without smoothing."""
     image = Image.fromarray(pixels)
     method = Image.Resampling.NEAREST if max(image.size) < SIDE else Image.Resampling.BICUBIC
     scale = SIDE / max(image.size)

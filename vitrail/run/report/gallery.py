@@ -11,11 +11,11 @@ from vitrail.data.source import Source
 from vitrail.display.page import make_thumbnail
 from vitrail.run.predictions import SplitPredictions
 
-MAX_TABLE_CLASSES = 30  # a matrix of more classes is a plot, beside a list of confused pairs
+MAX_TABLE_CLASSES = 30  # with more classes, a matrix is a plot beside a list of confused pairs
 MAX_PAIRS = 100  # in that list, the most confused first
 IMAGES_PER_CELL = 8
 SIDE = 128  # pixels of a thumbnail
-MAX_READ = 1_000_000_000  # bytes of images that one page reads: half a minute of photographs
+MAX_READ = 1_000_000_000  # bytes of images that one page reads: about half a minute for photographs
 
 Card = dict[str, Any]
 
@@ -62,7 +62,7 @@ class ThumbnailAlbum:
         self.cards: dict[int, Card] = {}
 
     def add(self, items: Iterator[int] | Sequence[int]) -> None:
-        """Makes cards in this order until the budget is used up."""
+        """Adds thumbnails in this order until the budget is used up."""
         if self.source is None:
             return
         for item in items:
@@ -82,5 +82,5 @@ class ThumbnailAlbum:
 
 def round_robin(groups: Sequence[Sequence[int]], rounds: int) -> Iterator[int]:
     """The first of every group, then the second of every group, and so on."""
-    for turn in range(rounds):
-        yield from (group[turn] for group in groups if turn < len(group))
+    for i in range(rounds):
+        yield from (group[i] for group in groups if i < len(group))

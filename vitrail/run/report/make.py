@@ -48,12 +48,12 @@ from vitrail.run.result import Run
 from vitrail.training.learner import compute_dtype
 from vitrail.zoo.file import load_model
 
-MAX_TRAINING_IMAGES = 10_000  # predicted again for their confusion matrix
-MIN_TRAINING_IMAGES = 500  # predicted however long it takes
-CPU_SECONDS = 30.0  # that this may take on a CPU; a slow model predicts fewer images
+MAX_TRAINING_IMAGES = 10_000  # predicted for the training confusion matrix
+MIN_TRAINING_IMAGES = 500  # predicted no matter how long it takes
+CPU_SECONDS = 30.0  # for these predictions on a CPU; a slow model predicts fewer images
 DISTANCE_IMAGES = 32  # validation images on which attention distance is measured
 
-Trained = tuple[ViT, dict[str, Any]]  # the best model so far, and the metadata of its file
+TrainedModel = tuple[ViT, dict[str, Any]]  # the best model so far, and its file's metadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +115,14 @@ def write_report(folder: str | Path, loader: Loader | None = None) -> Report:
     for figure in drawn.values():
         paths.append(record.folder / FIGURES / f"{figure.name}.png")
         files.write_file(paths[-1], figure.png)
-    explained = explain_predictions(trained, record, source, predictions)
-    page = render_report(record, predictions, source, missing, drawn, explained)
+    explanations = explain_predictions(trained, record, source, predictions)
+    page = render_report(record, predictions, source, missing, drawn, explanations)
     path = record.folder / REPORT
     files.write_file(path, page)
     return Report(path=path, figures=paths, has_images=source is not None, missing=missing)
 
 
-def reopen_data(record: Record, trained: Trained | None) -> tuple[Source | None, str]:
+def reopen_data(record: Record, trained: TrainedModel | None) -> tuple[Source | None, str]:
     """The data of a run if it is present and unchanged; else None and the reason."""
     name = record.recipe.source
     if name in DATASETS and not is_present(name):
@@ -137,7 +137,7 @@ def reopen_data(record: Record, trained: Trained | None) -> tuple[Source | None,
 
 
 def complete_predictions(
-    record: Record, trained: Trained | None, source: Source | None, loader: Loader | None
+    record: Record, trained: TrainedModel | None, source: Source | None, loader: Loader | None
 ) -> Predictions | None:
     """The predictions of the final model; computes and stores those that are missing."""
     stored = record.predictions
@@ -151,7 +151,7 @@ def complete_predictions(
     temperature = metadata["temperature"]
     by_split: dict[Split, SplitPredictions] = dict(stored.splits) if stored else {}
     splits: list[Split] = ["train", "val"]
-    if record.metrics["test"]:  # else the run left out the test split
+    if record.metrics["test"]:  # else the run was not evaluated on it
         splits.append("test")
     for split in splits:
         if split not in by_split and len(split_indices(source, split)):
@@ -178,7 +178,7 @@ def training_image_limit(record: Record, loader: Loader) -> int:
 
 
 def draw_figures(
-    record: Record, trained: Trained | None, predictions: Predictions | None
+    record: Record, trained: TrainedModel | None, predictions: Predictions | None
 ) -> dict[str, ReportFigure]:
     """Learning curves, confusion matrices and calibration; of an unfinished run only curves."""
     drawn = {}
@@ -216,33 +216,36 @@ def draw_model_figures(
     drawn, settings = {}, record.recipe.preprocess
     for draw in (gallery.positions_figure, gallery.filters_figure):
         try:
-            one = draw(model)
+            learned = draw(model)
         except UserError:  # this architecture has none
             continue
-        drawn[one.name] = convert_figure(one.name, one.figure, svg=False)
+        drawn[learned.name] = convert_figure(learned.name, learned.figure, svg=False)
     if source is None:
         return drawn
     items = pick_evenly(split_indices(source, "val"), DISTANCE_IMAGES)
     images = [load_or_none(source, item, settings.channels) for item in items]
     if inputs := [preprocess(settings, image) for image in images if image is not None]:
-        one = gallery.distance_figure(model, torch.stack(inputs))
-        drawn[one.name] = convert_figure(one.name, one.figure, svg=False)
+        learned = gallery.distance_figure(model, torch.stack(inputs))
+        drawn[learned.name] = convert_figure(learned.name, learned.figure, svg=False)
     return drawn
 
 
 def explain_predictions(
-    trained: Trained | None, record: Record, source: Source | None, predictions: Predictions | None
+    trained: TrainedModel | None,
+    record: Record,
+    source: Source | None,
+    predictions: Predictions | None,
 ) -> list[dict[str, Any]]:
     """Heatmaps of a few predictions; empty if the run or its data is incomplete."""
     if trained is None or source is None or predictions is None or record.metrics is None:
         return []
-    one = predictions.splits[evaluated_split(predictions)]
+    evaluated = predictions.splits[evaluated_split(predictions)]
     settings, classes = record.recipe.preprocess, tuple(predictions.classes)
-    return explain_samples(trained[0], settings, source, one, classes)
+    return explain_samples(trained[0], settings, source, evaluated, classes)
 
 
 def loss_chart(record: Record) -> Chart:
-    """Training loss of each epoch, of single steps in the background, and validation loss."""
+    """Training loss of each epoch and, faintly, of single steps; and validation loss."""
     steps = [(line["step"], line["loss"]) for line in record.steps]
     train = epoch_points(record, "train_loss")
     val = epoch_points(record, "val_loss")
@@ -255,7 +258,7 @@ def loss_chart(record: Record) -> Chart:
     return Chart(curves=curves, x="step", y="loss")
 
 
-def accuracy_chart(record: Record, trained: Trained | None) -> Chart:
+def accuracy_chart(record: Record, trained: TrainedModel | None) -> Chart:
     """Accuracy of each epoch; a ring marks the epoch whose weights were kept."""
     train, val = epoch_points(record, "train_accuracy"), epoch_points(record, "val_accuracy")
     best = trained[1].get("best") if trained else None

@@ -1,4 +1,4 @@
-"""The content of a run's `report.html`, as the values that the template shows."""
+"""Renders a run's `report.html`: the values that its template shows."""
 
 import io
 import shlex
@@ -35,7 +35,7 @@ from vitrail.run.report.gallery import (
 )
 
 MAX_ERRORS = 24  # shown as images
-THUMBNAIL_BUDGET = 3_600_000  # characters
+THUMBNAIL_BUDGET = 3_600_000  # characters of data URIs and paths
 MODEL_FIGURES = ("positions", "filters", "attention_distance")
 # A contact sheet of more bytes is embedded as a JPEG of this width in pixels.
 MAX_SHEET_BYTES, SHEET_WIDTH = 400_000, 1400
@@ -57,7 +57,7 @@ def render_report(
     source: Source | None,
     missing: str,
     figures: dict[str, ReportFigure],
-    explained: list[dict[str, Any]],
+    explanations: list[dict[str, Any]],
 ) -> str:
     """The whole page; without a `source` it has no images, and `missing` says why."""
     here = Path(__file__).parent
@@ -88,12 +88,12 @@ def render_report(
             charts={name: figure.svg for name, figure in figures.items()},
             regularised=bool(train.smoothing or augment.mixup or augment.cutmix),
             evaluated=SPLIT_NAMES[evaluated_split(predictions)] if predictions else "",
-            explained=explained,
+            explanations=explanations,
             model_figures=[embed_sheet(figures[k].png) for k in MODEL_FIGURES if k in figures],
             augmented=embed_sheet(figures["augmented"].png) if "augmented" in figures else None,
             reasons=record.reasons,
             settings=recipe_to_toml(record.recipe),
-            environment=describe_origin(record, predictions),
+            environment=describe_provenance(record, predictions),
             command=reproduction_command(record),
             augments=augment != Augment(),
             files=sorted({REPORT} | {p.name for p in record.folder.iterdir() if p.name[0] != "."}),
@@ -135,8 +135,8 @@ def describe_progress(record: Record) -> str:
     """The progress of a run that is not finished; empty if it is."""
     if record.metrics is not None:
         return ""
-    done = record.lines[-1]["step"] if record.lines else 0
-    return f"{done:,} of {record.recipe.train.steps:,} steps"
+    step = record.lines[-1]["step"] if record.lines else 0
+    return f"{step:,} of {record.recipe.train.steps:,} steps"
 
 
 def summarise_run(
@@ -169,24 +169,26 @@ def summarise_run(
 
 def error_cards(predictions: Predictions, album: ThumbnailAlbum) -> list[Card]:
     """The most confident errors on the evaluated split."""
-    one = predictions.splits[evaluated_split(predictions)]
-    errors = metrics.most_confident_errors(one.calibrated, one.predicted, one.labels, MAX_ERRORS)
-    album.add([int(one.items[error.index]) for error in errors])
-    return [prediction_card(one, error.index, predictions, album) for error in errors]
+    outputs = predictions.splits[evaluated_split(predictions)]
+    errors = metrics.most_confident_errors(
+        outputs.calibrated, outputs.predicted, outputs.labels, MAX_ERRORS
+    )
+    album.add([int(outputs.items[error.index]) for error in errors])
+    return [prediction_card(outputs, error.index, predictions, album) for error in errors]
 
 
 def prediction_card(
-    one: SplitPredictions, index: int, predictions: Predictions, album: ThumbnailAlbum
+    outputs: SplitPredictions, index: int, predictions: Predictions, album: ThumbnailAlbum
 ) -> Card:
     """One image with its label, its predicted class and the confidence."""
-    item = int(one.items[index])
+    item = int(outputs.items[index])
     empty = {"path": "", "image": None, "tiny": False}
     return {
         **album.cards.get(item, empty),
-        "label": predictions.classes[int(one.labels[index])],
-        "predicted": predictions.classes[int(one.predicted[index])],
-        "correct": bool(one.correct[index]),
-        "confidence": f"{100 * float(one.calibrated[index]):.0f} %",
+        "label": predictions.classes[int(outputs.labels[index])],
+        "predicted": predictions.classes[int(outputs.predicted[index])],
+        "correct": bool(outputs.correct[index]),
+        "confidence": f"{100 * float(outputs.calibrated[index]):.0f} %",
     }
 
 
@@ -214,7 +216,7 @@ def confusion_section(
     figures: dict[str, ReportFigure],
 ) -> dict[str, Any]:
     """One matrix: a table for few classes, else a plot and a list of confused pairs."""
-    one, images = predictions.splits[split], predictions.metadata["images"][split]
+    outputs, images = predictions.splits[split], predictions.metadata["images"][split]
     panels = [cell_panel(split, cell, predictions, album) for cell in cells]
     panels = [panel for panel in panels if panel["cards"]]
     anchors = {panel["anchor"] for panel in panels}
@@ -222,10 +224,10 @@ def confusion_section(
     return {
         "split": split,
         "name": SPLIT_NAMES[split],
-        "images": f"{len(one):,}",
-        "of": f"{images:,}" if len(one) < images else "",
-        "accuracy": format_percent(one.accuracy),
-        "errors": int((~one.correct).sum()),
+        "images": f"{len(outputs):,}",
+        "of": f"{images:,}" if len(outputs) < images else "",
+        "accuracy": format_percent(outputs.accuracy),
+        "errors": int((~outputs.correct).sum()),
         "panels": panels,
         "without_images": len(cells) - len(panels),
         "rows": confusion_rows(split, predictions, anchors) if table else [],
@@ -263,16 +265,16 @@ def confusion_rows(
 def cell_panel(
     split: Split, cell: Cell, predictions: Predictions, album: ThumbnailAlbum
 ) -> dict[str, Any]:
-    """The images of one cell, as far as the page has room for them."""
-    one = predictions.splits[split]
-    indices = [k for k in cell.indices[:IMAGES_PER_CELL] if int(one.items[k]) in album.cards]
+    """The images of one cell, as far as the thumbnail budget allows."""
+    outputs = predictions.splits[split]
+    indices = [k for k in cell.indices[:IMAGES_PER_CELL] if int(outputs.items[k]) in album.cards]
     return {
         "anchor": f"{split}-{cell.label}-{cell.predicted}",
         "label": predictions.classes[cell.label],
         "predicted": predictions.classes[cell.predicted],
         "correct": cell.correct,
         "count": len(cell.indices),
-        "cards": [prediction_card(one, index, predictions, album) for index in indices],
+        "cards": [prediction_card(outputs, index, predictions, album) for index in indices],
         "more": len(cell.indices) - len(indices),
     }
 
@@ -312,23 +314,23 @@ def class_scores(predictions: Predictions) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["recall"], row["f1"]))
 
 
-def reliability_bins(one: SplitPredictions) -> tuple[list[metrics.Bin], list[metrics.Bin]]:
+def reliability_bins(outputs: SplitPredictions) -> tuple[list[metrics.Bin], list[metrics.Bin]]:
     """The bins of a reliability diagram, before and after temperature scaling."""
-    before = metrics.bin_confidences(one.probability, one.correct)
-    return before, metrics.bin_confidences(one.calibrated, one.correct)
+    before = metrics.bin_confidences(outputs.probability, outputs.correct)
+    return before, metrics.bin_confidences(outputs.calibrated, outputs.correct)
 
 
 def summarise_calibration(predictions: Predictions) -> dict[str, Any]:
     """Mean confidence and calibration error (ECE), before and after temperature scaling."""
     split = evaluated_split(predictions)
-    one = predictions.splits[split]
-    before, after = map(metrics.calibration_error, reliability_bins(one))
+    outputs = predictions.splits[split]
+    before, after = map(metrics.calibration_error, reliability_bins(outputs))
     temperature = predictions.metadata["temperature"]
     return {
-        "images": f"{len(one):,}",
-        "confidence_before": format_percent(float(one.probability.double().mean())),
-        "confidence_after": format_percent(float(one.calibrated.double().mean())),
-        "accuracy": format_percent(one.accuracy),
+        "images": f"{len(outputs):,}",
+        "confidence_before": format_percent(float(outputs.probability.double().mean())),
+        "confidence_after": format_percent(float(outputs.calibrated.double().mean())),
+        "accuracy": format_percent(outputs.accuracy),
         "ece_before": f"{before:.3f}",
         "ece_after": f"{after:.3f}",
         "temperature": f"{temperature:.2f}" if temperature else "",
@@ -336,16 +338,16 @@ def summarise_calibration(predictions: Predictions) -> dict[str, Any]:
     }
 
 
-def describe_origin(record: Record, predictions: Predictions | None) -> list[tuple[str, str]]:
+def describe_provenance(record: Record, predictions: Predictions | None) -> list[tuple[str, str]]:
     """Data, seed, versions, machine and time of the run."""
-    origin = [("data", record.recipe.source), ("seed", str(record.recipe.train.seed))]
+    provenance = [("data", record.recipe.source), ("seed", str(record.recipe.train.seed))]
     if record.recipe.weights:
-        origin.append(("weights", record.recipe.weights))
+        provenance.append(("weights", record.recipe.weights))
     environment = predictions.metadata.get("environment", {}) if predictions else {}
-    origin += [(name, str(value)) for name, value in environment.items() if value != "none"]
+    provenance += [(name, str(value)) for name, value in environment.items() if value != "none"]
     if record.metrics:
-        origin.append(("seconds", f"{record.metrics['seconds']:,.1f}"))
-    return origin
+        provenance.append(("seconds", f"{record.metrics['seconds']:,.1f}"))
+    return provenance
 
 
 def reproduction_command(record: Record) -> str:

@@ -38,8 +38,8 @@ NUMPY_DTYPES = {  # by the .npy type string; NumPy has no bfloat16 and stores it
     "|b1": torch.bool,
 }
 
-# Everything that a pickle of dense tensors calls. weights_only=True allows more: sparse and quantised
-# tensors, and a bytearray of any length. A Namespace holds the settings in DINO's checkpoints.
+# Everything that a pickle of dense tensors calls. weights_only=True allows more: sparse and
+# quantised tensors, and a bytearray of any length. DINO's checkpoints have settings in a Namespace.
 ALLOWED_GLOBALS = {
     "collections OrderedDict",
     "torch._utils _rebuild_tensor_v2",
@@ -137,7 +137,9 @@ def open_npz(path: Path, members: dict[str, Span]) -> FileContents:
         if any(size < 0 for size in shape):
             raise UserError(f"{path} stores {name} with a negative dimension; download it again")
         if dtype.str not in NUMPY_DTYPES:
-            raise UserError(f"{path} stores {name} as {dtype}; only floating-point arrays can be loaded")
+            raise UserError(
+                f"{path} stores {name} as {dtype}; only floating-point arrays can be loaded"
+            )
         tensor = LazyTensor(
             file=path,
             offset=start + stream.tell(),
@@ -147,7 +149,10 @@ def open_npz(path: Path, members: dict[str, Span]) -> FileContents:
             fortran_order=bool(fortran_order) and len(shape) > 1,
         )
         if stream.tell() + tensor.nbytes != size:
-            raise UserError(f"{path} stores {name} in {size:,} bytes, but its shape is {shape}; download it again")
+            raise UserError(
+                f"{path} stores {name} in {size:,} bytes, but its shape is {shape}; "
+                "download it again"
+            )
         tensors[name] = tensor
     return FileContents(tensors=tensors)
 
@@ -155,7 +160,7 @@ def open_npz(path: Path, members: dict[str, Span]) -> FileContents:
 def open_torch_archive(path: Path, members: dict[str, Span], pickle: str) -> FileContents:
     """Lets torch read names and shapes only: on the device "meta" tensors take no memory."""
     if members[pickle][1] > MAX_PICKLE:
-        raise UserError(f"{path} holds more names than a model has; save the state_dict only")
+        raise UserError(f"{path} contains more names than a model has; save the state_dict only")
     check_pickle(path, read_span(path, members[pickle]))
     byteorder = members.get(pickle.removesuffix("data.pkl") + "byteorder")
     if byteorder is not None and read_span(path, byteorder) != b"little":
@@ -167,7 +172,9 @@ def open_torch_archive(path: Path, members: dict[str, Span], pickle: str) -> Fil
         reason = str(error).split("\n")[0][:200]
         raise UserError(f"torch cannot read {path}: {reason}") from error
     if not isinstance(tree, dict):
-        raise UserError(f"{path} contains a {type(tree).__name__}; save the state_dict of the model")
+        raise UserError(
+            f"{path} contains a {type(tree).__name__}; save the state_dict of the model"
+        )
     sizes = {start: size for start, size in members.values()}
     tensors: dict[str, LazyTensor] = {}
     others: list[str] = []
@@ -178,7 +185,7 @@ def open_torch_archive(path: Path, members: dict[str, Span], pickle: str) -> Fil
             others.append(name)
         if len(tensors) + len(others) > MAX_ENTRIES:
             raise UserError(
-                f"{path} holds more than {MAX_ENTRIES:,} entries; save the state_dict only"
+                f"{path} contains more than {MAX_ENTRIES:,} entries; save the state_dict only"
             )
     return FileContents(tensors=tensors, others=tuple(others))
 
@@ -196,7 +203,7 @@ def check_pickle(path: Path, pickle: bytes) -> None:
     except Exception as error:  # a broken pickle can raise anything
         raise UserError(f"{path} is not a valid checkpoint; download it again") from error
     if count > MAX_OPCODES:
-        raise UserError(f"{path} holds more than weights; save the state_dict only")
+        raise UserError(f"{path} contains more than weights; save the state_dict only")
     if unexpected := sorted(called - ALLOWED_GLOBALS):
         name = unexpected[0].replace(" ", ".")
         raise UserError(
@@ -236,7 +243,9 @@ def locate_tensor(path: Path, name: str, x: Tensor, sizes: dict[int, int]) -> La
             f"{sizes.get(start, 0):,}; download it again"
         )
     if x.dtype not in DTYPES.values():
-        raise UserError(f"{path} stores {name} as {x.dtype}; only floating-point weights can be loaded")
+        raise UserError(
+            f"{path} stores {name} as {x.dtype}; only floating-point weights can be loaded"
+        )
     transposed = x.ndim == 2 and not x.is_contiguous() and x.mT.is_contiguous()
     if not x.is_contiguous() and not transposed:
         raise UserError(f"{path} stores {name} as a strided view; save it with .contiguous()")

@@ -71,7 +71,7 @@ class LazyTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FileContents:
-    """What a weight file holds, before any tensor is read."""
+    """The contents of a weight file, before any tensor is read."""
 
     tensors: dict[str, LazyTensor]
     metadata: dict[str, str] = field(default_factory=dict)  # of a safetensors file

@@ -17,7 +17,7 @@ MAGIC_BYTES = 512  # enough to tell one file format from another
 
 
 def open_weights(path: Path) -> FileContents:
-    """What a weight file holds, or all shards that an index lists."""
+    """The contents of a weight file, or of all shards that an index lists."""
     if not path.name.endswith(INDEX_SUFFIX):
         return open_weight_file(path)
     shard_of = read_shard_index(path)
@@ -25,7 +25,9 @@ def open_weights(path: Path) -> FileContents:
     for shard in sorted(set(shard_of.values())):
         found = open_weight_file(path.parent / shard).tensors
         if found.keys() != {name for name, file in shard_of.items() if file == shard}:
-            raise UserError(f"{shard} does not contain the tensors that {path} lists; download both")
+            raise UserError(
+                f"{shard} does not contain the tensors that {path} lists; download both"
+            )
         tensors |= found
     return FileContents(tensors=tensors)
 
@@ -59,7 +61,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def open_weight_file(path: Path) -> FileContents:
-    """What one weight file holds; its first bytes tell the format, not its suffix."""
+    """The contents of one weight file; its first bytes determine the format, not its suffix."""
     try:
         with path.open("rb") as file:
             start = file.read(MAGIC_BYTES)
@@ -87,8 +89,8 @@ def describe_content(start: bytes) -> str:
         return "it is a web page; download the file itself"
     if start[:1] == b"\x80":
         return (
-            "it is a bare pickle, as torch wrote before 1.6; if you trust it, load it with torch, and "
-            "save its tensors with torch.save or safetensors"
+            "it is a bare pickle, as torch wrote before 1.6; if you trust it, load it with torch "
+            "and save its tensors with torch.save or safetensors"
         )
     return "it is neither safetensors, nor a .pth or .bin of torch, nor a .npz; convert it first"
 
@@ -115,7 +117,10 @@ def open_safetensors(path: Path) -> FileContents:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER:
-        raise UserError(f"{path} has a header of {length:,} bytes, more than {MAX_HEADER:,}; save the tensors only")
+        raise UserError(
+            f"{path} has a header of {length:,} bytes, more than {MAX_HEADER:,}; "
+            "save the tensors only"
+        )
     try:
         with safe_open(path, framework="pt") as opened:
             metadata = opened.metadata() or {}
@@ -126,7 +131,9 @@ def open_safetensors(path: Path) -> FileContents:
     offset, tensors = 8 + length, {}
     for name, (dtype, shape) in headers.items():  # in the order of their offsets, without gaps
         if dtype not in DTYPES:
-            raise UserError(f"{path} stores {name} as {dtype}; only floating-point weights can be loaded")
+            raise UserError(
+                f"{path} stores {name} as {dtype}; only floating-point weights can be loaded"
+            )
         tensor = LazyTensor(
             file=path, offset=offset, stored_shape=shape, shape=shape, dtype=DTYPES[dtype]
         )

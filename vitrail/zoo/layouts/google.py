@@ -90,7 +90,9 @@ def finish_google_mapping(
                 heads.add(tensor.shape[1])
             chunks[number] = transpose(name, tensor, source)
     if len(heads) != 1:
-        raise UserError(f"{source} has blocks with {sorted(heads)} heads; all blocks must have the same number")
+        raise UserError(
+            f"{source} has blocks with {sorted(heads)} heads; all blocks must have the same number"
+        )
     mapped.vit.update(heads=heads.pop(), mlp="gelu_tanh")
     mapped.assumed.append("mlp gelu_tanh: as in Google's code")
 

@@ -139,7 +139,7 @@ def parse_huggingface_config(config: Mapping[str, Any], folder: Path) -> Checkpo
     }
     labels = config.get("id2label") or {}
     if all(re.fullmatch(r"LABEL_\d+", str(label)) for label in labels.values()):
-        labels = {}  # placeholders that transformers writes if there are no class names
+        labels = {}  # placeholders that transformers writes without class names
     assumed: list[str] = []
     processor = read_json_object(folder / "preprocessor_config.json")
     return CheckpointConfig(
@@ -155,7 +155,9 @@ def parse_processor(processor: Mapping[str, Any], assumed: list[str]) -> dict[st
     """Settings of `Preprocess`, which always resizes the short side and crops the centre."""
     factor = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1
     if abs(factor * 255 - 1) > 1e-6:
-        raise UserError(f"preprocessor_config.json scales pixels by {factor}; only 1/255 is supported")
+        raise UserError(
+            f"preprocessor_config.json scales pixels by {factor}; only 1/255 is supported"
+        )
     settings: dict[str, Any] = {"mean": (0.0,), "std": (1.0,), "crop": 1.0}
     if processor.get("do_normalize", True):
         settings["mean"] = parse_floats(processor.get("image_mean", (0.5, 0.5, 0.5)))
@@ -293,7 +295,7 @@ def reshape_tensors(vit: ViTConfig, state: dict[str, Tensor], family: str) -> di
         weight, bias = state.pop("head.weight"), state.pop("head.bias")
         if family != "vit" or bias.any() or not torch.equal(weight, torch.eye(width)):
             raise UserError(
-                "Hugging Face's classes have no hidden layer before the head; use `vit.head='linear'`"
+                "Hugging Face has no hidden layer before the head; use `vit.head='linear'`"
             )
     if family.startswith("dinov2"):
         if vit.layer_scale is None:
@@ -321,7 +323,7 @@ def integer_mlp_ratio(vit: ViTConfig) -> int:
 
 
 def build_processor(preprocess: Preprocess) -> dict[str, Any]:
-    """The content of preprocessor_config.json: resize the short side, crop the centre, normalise."""
+    """The content of preprocessor_config.json: resizes the short side, crops, normalises."""
     height, width = preprocess.height, preprocess.width
     if height != width:
         edge: dict[str, int] = {

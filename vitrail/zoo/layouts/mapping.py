@@ -110,7 +110,7 @@ def choose_model_prefix(prefixes: list[str], source: str) -> str:
     averaged = [prefix for prefix in prefixes if any(word in prefix for word in PREFERRED)]
     if len(averaged) != 1:
         models = summarise_names([prefix[:-1] for prefix in prefixes])
-        raise UserError(f"{source} holds several models ({models}); save one of them by itself")
+        raise UserError(f"{source} contains several models ({models}); save one of them by itself")
     return averaged[0]
 
 

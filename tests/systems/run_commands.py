@@ -1,0 +1,53 @@
+"""Runs command lines of `vitrail` in one process, and reports the exit code of each as JSON.
+
+Usage: run_commands.py RESULT, with a JSON list of command lines on stdin.
+"""
+
+import json
+import multiprocessing
+import os
+import pkgutil
+import select
+import sys
+from importlib import import_module
+
+import vitrail
+from vitrail.cli.main import main
+
+
+def list_available() -> list[str]:
+    """What this process can use of what Windows or macOS lack."""
+    found = [name for name in ("fork", "getuid", "sched_getaffinity", "pread") if hasattr(os, name)]
+    found += ["poll"] if hasattr(select, "poll") else []
+    for name in ("fcntl", "resource", "pwd"):
+        try:
+            import_module(name)
+            found.append(name)
+        except ImportError:
+            pass
+    for path in ("/proc/meminfo", "/sys/fs", "/dev/shm"):
+        try:
+            os.close(os.open(path, os.O_RDONLY))
+            found.append(path)
+        except FileNotFoundError:
+            assert not os.path.exists(path)
+    return found + [f"default {multiprocessing.get_context().get_start_method()}"]
+
+
+def run(arguments: list[str]) -> int | str:
+    try:
+        main(arguments)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else str(end.code)
+    return 0
+
+
+if __name__ == "__main__":
+    available = list_available()
+    modules = [module.name for module in pkgutil.walk_packages(vitrail.__path__, "vitrail.")]
+    for name in modules:
+        if name != "vitrail.__main__":
+            import_module(name)
+    codes = [run(arguments) for arguments in json.load(sys.stdin)]
+    with open(sys.argv[1], "w", encoding="ascii") as file:
+        json.dump({"available": available, "codes": codes}, file)

@@ -1,0 +1,156 @@
+"""Runs an exported file: pixels in, named arrays out, without PyTorch."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.errors import UserError
+from vitrail.exporting.packages import import_package
+
+METADATA_KEY = "vitrail"  # of the metadata in an exported file; its value is JSON
+INPUT = "pixels"
+MAX_REASON = 200  # characters of another library's message that an error repeats
+
+PixelKind = Literal["float32", "uint8"]
+Arrays = dict[str, NDArray[np.float32]]
+
+
+class Engine(Protocol):
+    """A loaded model that computes the outputs of a batch."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+    @property
+    def pixels(self) -> PixelKind: ...
+    def run(self, pixels: NDArray[Any]) -> Arrays: ...
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxEngine:
+    """An ONNX file in an onnxruntime session on the CPU."""
+
+    session: Any
+    metadata: dict[str, Any]  # what Vitrail wrote into the file; empty for a foreign file
+    pixels: PixelKind  # the dtype of the input
+    outputs: tuple[str, ...]
+    version: str
+    name: str = "onnxruntime"
+
+    def run(self, pixels: NDArray[Any]) -> Arrays:
+        """The outputs of a batch (B, C, H, W) by name."""
+        try:
+            arrays = self.session.run(list(self.outputs), {INPUT: pixels})
+        except Exception as error:  # onnxruntime has one class per status, without a public base
+            raise UserError(f"onnxruntime cannot run the model: {shorten(error)}") from error
+        return dict(zip(self.outputs, arrays, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class OpenVinoEngine:
+    """OpenVINO's files, compiled for the CPU."""
+
+    compiled: Any
+    metadata: dict[str, Any]
+    pixels: PixelKind
+    outputs: tuple[str, ...]
+    version: str
+    name: str = "openvino"
+
+    def run(self, pixels: NDArray[Any]) -> Arrays:
+        """The outputs of a batch (B, C, H, W) by name."""
+        try:
+            result = self.compiled({INPUT: pixels})
+        except RuntimeError as error:
+            raise UserError(f"OpenVINO cannot run the model: {shorten(error)}") from error
+        return {name: np.array(result[name]) for name in self.outputs}
+
+
+def open_onnx(path: str | Path, threads: int | None = None) -> OnnxEngine:
+    """Opens an ONNX file for onnxruntime; `threads` None uses all cores."""
+    onnxruntime = import_package("onnxruntime")
+    check_file(Path(path))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0  # 0: onnxruntime's default, all physical cores
+    options.log_severity_level = 4  # errors arrive as exceptions
+    try:
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime has one class per status, without a public base
+        raise UserError(f"cannot open {path} with onnxruntime: {shorten(error)}") from error
+    inputs = session.get_inputs()
+    check_inputs(path, [entry.name for entry in inputs])
+    stored = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+    return OnnxEngine(
+        session=session,
+        metadata=parse_metadata(path, stored),
+        pixels="uint8" if inputs[0].type == "tensor(uint8)" else "float32",
+        outputs=tuple(entry.name for entry in session.get_outputs()),
+        version=onnxruntime.__version__,
+    )
+
+
+def open_openvino(path: str | Path, threads: int | None = None) -> OpenVinoEngine:
+    """Opens OpenVINO's .xml file, with its .bin file beside it; `threads` None uses all cores."""
+    openvino = import_package("openvino")
+    check_file(Path(path))
+    check_file(Path(path).with_suffix(".bin"))
+    # float32: where the CPU has bfloat16 units, OpenVINO would compute in bfloat16 by itself
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
+    if threads:
+        settings["INFERENCE_NUM_THREADS"] = threads
+    try:
+        core = openvino.Core()
+        model = core.read_model(path)
+        compiled = core.compile_model(model, "CPU", settings)
+    except RuntimeError as error:
+        raise UserError(f"cannot open {path} with OpenVINO: {shorten(error)}") from error
+    check_inputs(path, [entry.get_any_name() for entry in compiled.inputs])
+    stored = model.get_rt_info([METADATA_KEY]).value if model.has_rt_info([METADATA_KEY]) else None
+    return OpenVinoEngine(
+        compiled=compiled,
+        metadata=parse_metadata(path, stored),
+        pixels="uint8" if compiled.inputs[0].element_type.to_string() == "u8" else "float32",
+        outputs=tuple(entry.get_any_name() for entry in compiled.outputs),
+        version=openvino.__version__.split("-")[0],
+    )
+
+
+def check_file(path: Path) -> None:
+    """Raises unless the file exists."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist or is not a file; give an exported model")
+
+
+def check_inputs(path: str | Path, names: list[str]) -> None:
+    """Raises unless the model has exactly the input of Vitrail's exports."""
+    if names != [INPUT]:
+        raise UserError(
+            f"{path} has the inputs {', '.join(names) or 'none'}, expected only {INPUT}; "
+            f"give a file that `vitrail export` wrote"
+        )
+
+
+def parse_metadata(path: str | Path, stored: str | None) -> dict[str, Any]:
+    """The metadata that Vitrail wrote; {} if there are none."""
+    try:
+        metadata = json.loads(stored) if stored else {}
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} has damaged metadata: {shorten(error)}; export it again") from error
+    if not isinstance(metadata, dict):
+        raise UserError(f"{path} has damaged metadata; export it again")
+    return metadata
+
+
+def shorten(error: Exception) -> str:
+    """The message of another library in one short line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
