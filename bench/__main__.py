@@ -56,9 +56,8 @@ class Settings:
     seconds: float = 5  # time per case and repeat; the minimum number of rounds may take longer
     out: Path = report.RESULTS  # output folder for JSON, tables and plots
     json: bool = False  # print one JSON document with all results instead of the tables
-    before: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = (
-        None  # only for start: an earlier checkout to compare with
-    )
+    # only for start: an earlier checkout to compare with
+    before: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     accuracy: Annotated[AccuracySettings, tyro.conf.OmitArgPrefixes] = field(
         default_factory=AccuracySettings
     )  # only for accuracy

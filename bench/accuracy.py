@@ -135,8 +135,8 @@ def train_vitrail(entry: Entry, path: Path, on_progress: Callable[[float], None]
     """Runs `vitrail train SET --minutes M`; the times of the curve are those of the run's log."""
     from vitrail.model.config import ViTConfig
     from vitrail.model.cost import count_parameters
-    from vitrail.run.journal import read_journal
     from vitrail.run.recipe import read_recipe, settings_from_dict
+    from vitrail.run.storage.journal import read_journal
 
     folder, code = path.with_suffix(""), describe_code()
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted entry

@@ -21,14 +21,14 @@ from vitrail.data.image import load_image
 from vitrail.data.open import open_data
 from vitrail.data.preprocess import resize_and_crop
 from vitrail.data.source import split_indices
+from vitrail.inference.classifier import Classifier
+from vitrail.inference.predictor import load_input
 from vitrail.insight import learned
 from vitrail.insight.canvas import GREY, INK, MAGNITUDE, PANE, SIMILARITY, SOFT, Canvas
 from vitrail.insight.explain import explain
 from vitrail.insight.maps import attention, patch_grid
 from vitrail.insight.methods import METHODS
 from vitrail.insight.overlay import overlay_heatmap, tile_maps, to_rgb
-from vitrail.run.classifier import Classifier
-from vitrail.run.predictor import load_input
 
 WIDTH, EDGE, GAP = 9.0, 0.1, 0.05  # inches: 1800 pixels, sharp at the 900 of a README
 COLOURS = 256  # palette of a PNG, which halves its size

@@ -11,8 +11,8 @@ from torch import Tensor
 import vitrail
 from book.faithfulness import EVERY, choose_photos
 from vitrail import ViT
+from vitrail.inference.predictor import load_input
 from vitrail.insight.learned import token_norms
-from vitrail.run.predictor import load_input
 
 LAYER = 7  # the first layer with high-norm tokens
 HIGH_NORM = 5  # times the median norm

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import vitrail
 from vitrail.errors import UserError
+from vitrail.inference.classifier import Classifier
+from vitrail.inference.predictor import load_input
 from vitrail.insight.explain import explain
 from vitrail.insight.faithfulness import Faithfulness, compare_heatmaps
 from vitrail.insight.methods import METHODS
-from vitrail.run.classifier import Classifier
-from vitrail.run.predictor import load_input
 
 EVERY = 30  # a fixed interval, so that nobody picks the best-looking photos
 

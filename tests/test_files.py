@@ -61,12 +61,18 @@ def test_every_file_is_flushed_before_the_rename(tmp_path, monkeypatch):
 
 
 def test_windows_flushes_files_but_not_folders(tmp_path, monkeypatch):
+    """Windows refuses to open a folder."""
     (tmp_path / "a").write_text("x")
-    events = []
+    events, system_open = [], os.open
+
+    def windows_open(path, flags):
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return system_open(path, flags)
+
     monkeypatch.setattr(os, "fsync", lambda handle: events.append("sync"))
-    path = tmp_path / "a"
-    monkeypatch.setattr(files.os, "name", "nt")
-    files.fsync(path)
+    monkeypatch.setattr(os, "open", windows_open)
+    files.fsync(tmp_path / "a")
     files.fsync(tmp_path)
     monkeypatch.undo()
     assert events == ["sync"]

@@ -6,8 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,24 @@ import torch
 
 import vitrail
 from tests.shapes import Tracer, claims
+from vitrail.data.config import AUGMENT_PRESETS, Augment, DataConfig, Preprocess
 from vitrail.model.config import ViTConfig
 from vitrail.model.embed import rotary_positions
 from vitrail.model.vit import ViT
+from vitrail.run.auto import DataSummary, choose_from_scratch
+from vitrail.training.config import TrainConfig
 from vitrail.zoo.presets import PRESETS
+from vitrail.zoo.weights import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "vitrail"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ROWS = [  # a folder imports only from lower rows
-    ["cli", "serve"],
+    ["cli", "server"],
     ["tuning"],
     ["run"],
-    ["zoo", "insight", "heads", "export", "audit"],
+    ["inference"],
+    ["zoo", "insight", "heads", "exporting", "audit"],
     ["model", "data", "training", "evaluation"],
     ["display"],
 ]
@@ -321,6 +327,51 @@ def used_settings() -> dict[str, set[str]]:
 
 def test_no_setting_of_a_model_is_dead():
     assert not [name for name, users in used_settings().items() if not users]
+
+
+OPERATIONAL = {  # how a run is carried out, not what it learns; and what only the user can know
+    *("train.save_every", "train.log_every", "train.precision", "train.seed", "train.patience"),
+    *("data.skip_broken", "data.workers", "data.cache_gb", "data.disk_gb", "data.columns"),
+}
+
+
+def chosen_settings() -> Iterator[dict[str, dict[str, object]]]:
+    """Every recipe, what `train` chooses for several data sets, and published preprocessing."""
+    for path in (ROOT / "recipes").glob("*.toml"):
+        yield tomllib.loads(path.read_text())
+    even = DataSummary(images=5000, classes=10, side=32, channels=3, imbalance=1.0)
+    for summary in (even, replace(even, imbalance=5.0), replace(even, imbalance=1000.0)):
+        for minutes in (1.0, 10.0, 600.0):
+            yield choose_from_scratch(summary, minutes=minutes).settings
+    yield choose_from_scratch(replace(even, side=400), minutes=10.0).settings
+    for published in PUBLISHED:
+        yield {"preprocess": {"interpolation": published.interpolation}}
+
+
+@pytest.mark.parametrize(
+    ("section", "config"),
+    [("train", TrainConfig), ("data", DataConfig), ("preprocess", Preprocess)],
+)
+def test_no_setting_of_a_run_is_dead(section, config):
+    tables = [settings.get(section, {}) for settings in chosen_settings()]
+    dead = [
+        f"{section}.{field.name}"
+        for field in fields(config)
+        if all(table.get(field.name, field.default) == field.default for table in tables)
+    ]
+    assert set(dead) <= OPERATIONAL
+
+
+def test_no_setting_of_augmentation_is_dead():
+    plain = Augment()
+    assert not [
+        field.name
+        for field in fields(Augment)
+        if all(
+            getattr(level, field.name) == getattr(plain, field.name)
+            for level in AUGMENT_PRESETS.values()
+        )
+    ]
 
 
 def test_every_shape_comment_is_true():

@@ -21,7 +21,7 @@ from vitrail.data.open import open_data
 from vitrail.model import embed
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.run.build import pick_device
+from vitrail.training.device import pick_device
 from vitrail.training.learner import compute_dtype
 
 SYSTEMS = Path(__file__).parent / "systems"
@@ -29,11 +29,13 @@ CLASSES = ("żółw", "éclair")  # the code page of Western Europe has only the
 PHOTOS = 24  # of each class
 
 # up to 64 pixels, workers only decode; above, they also augment every batch
-SMALL = "--vit.image 32 --preprocess.size 32 --vit.patch 8".split()
-LARGE = "--vit.image 72 --preprocess.size 72 --vit.patch 24".split()
-FOLDER = "--epochs 1 --model Pico/4 --train.batch 8 --data.workers 2 --out photos-run".split()
+SMALL = ["--vit.image", "32", "--preprocess.size", "32", "--vit.patch", "8"]
+LARGE = ["--vit.image", "72", "--preprocess.size", "72", "--vit.patch", "24"]
+FOLDER = ["--out", "photos-run", "--model", "Pico/4", "--epochs", "1", "--train.batch", "8"]
+FOLDER += ["--data.workers", "2"]
 
 WINDOWS = [
+    ["train", "digits", "--minutes", "0.00001", "--out", "digits-run"],  # fails
     ["demo", "--minutes", "0.2", "--out", "digits-run"],
     ["resume", "digits-run"],
     ["evaluate", "digits-run", "digits"],
@@ -92,18 +94,17 @@ def run_as(system: str, commands: list[list[str]], folder: Path) -> tuple[dict[s
 @pytest.mark.parametrize(
     ("system", "commands", "available"),
     [
-        ("windows", WINDOWS, ["default spawn"]),
-        ("macos", MACOS, "fork getuid pread poll fcntl resource pwd,default spawn"),
+        ("windows", WINDOWS, ""),
+        ("macos", MACOS, "fork getuid pread poll fcntl resource pwd"),
     ],
     ids=["windows", "macos"],
 )
 def test_training_and_prediction_work_where_linux_is_hidden(tmp_path, system, commands, available):
     result, printed = run_as(system, commands, tmp_path)
-    if isinstance(available, str):
-        posix, default = available.split(",")
-        available = [*posix.split(), default]
-    assert result["available"] == available
-    assert result["codes"] == [0] * len(commands), printed
+    assert result["available"] == [*available.split(), "default spawn"]
+    if system == "windows":
+        assert "too short for one step" in result["codes"].pop(0)
+    assert {*result["codes"]} == {0}, printed
     assert "Traceback" not in printed
     for run in ("digits-run", "photos-run"):
         metrics = json.loads((tmp_path / run / "metrics.json").read_bytes())
@@ -166,10 +167,3 @@ def test_position_embeddings_of_a_device_without_float64_are_the_same(monkeypatc
     monkeypatch.setattr(embed, "WITHOUT_FLOAT64", ("cpu",))
     again = embed.sincos_positions((3, 4), 16, like), embed.rotary_positions((3, 4), 8, 1, like)
     assert all(map(torch.equal, tables, again))
-
-
-def test_the_default_number_of_workers_needs_no_affinity(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    from vitrail.data.reading.workers import default_workers
-
-    assert default_workers() >= 1

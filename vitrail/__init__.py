@@ -8,22 +8,22 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.data.sources.catalogue import DatasetInfo as DatasetInfo
     from vitrail.data.sources.catalogue import datasets as datasets
     from vitrail.errors import UserError as UserError
+    from vitrail.inference.classifier import Classifier as Classifier
+    from vitrail.inference.classifier import load as load
+    from vitrail.inference.evaluate import Evaluation as Evaluation
+    from vitrail.inference.head import FeatureClassifier as FeatureClassifier
+    from vitrail.inference.head import head as head
+    from vitrail.inference.head_comparison import HeadComparison as HeadComparison
+    from vitrail.inference.head_comparison import compare_heads as compare_heads
+    from vitrail.inference.predictor import Prediction as Prediction
     from vitrail.insight.explanation import Explanation as Explanation
     from vitrail.insight.maps import attention as attention
     from vitrail.model.config import ViTConfig as ViTConfig
     from vitrail.model.vit import ViT as ViT
     from vitrail.run.check import DataCheck as DataCheck
     from vitrail.run.check import check as check
-    from vitrail.run.classifier import Classifier as Classifier
-    from vitrail.run.classifier import load as load
     from vitrail.run.estimators import ViTClassifier as ViTClassifier
     from vitrail.run.estimators import ViTFeatures as ViTFeatures
-    from vitrail.run.evaluate import Evaluation as Evaluation
-    from vitrail.run.head import FeatureClassifier as FeatureClassifier
-    from vitrail.run.head import head as head
-    from vitrail.run.head_comparison import HeadComparison as HeadComparison
-    from vitrail.run.head_comparison import compare_heads as compare_heads
-    from vitrail.run.predictor import Prediction as Prediction
     from vitrail.run.report.compare import Comparison as Comparison
     from vitrail.run.report.compare import compare as compare
     from vitrail.run.report.make import Report as Report
@@ -43,17 +43,17 @@ if TYPE_CHECKING:  # for type checkers and editors
 __version__ = "0.1.0"
 
 _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for torch
-    "Classifier": "vitrail.run.classifier",
+    "Classifier": "vitrail.inference.classifier",
     "Comparison": "vitrail.run.report.compare",
     "Conversion": "vitrail.zoo.convert",
     "DataCheck": "vitrail.run.check",
     "DatasetInfo": "vitrail.data.sources.catalogue",
-    "Evaluation": "vitrail.run.evaluate",
+    "Evaluation": "vitrail.inference.evaluate",
     "Explanation": "vitrail.insight.explanation",
-    "FeatureClassifier": "vitrail.run.head",
-    "HeadComparison": "vitrail.run.head_comparison",
+    "FeatureClassifier": "vitrail.inference.head",
+    "HeadComparison": "vitrail.inference.head_comparison",
     "ModelInfo": "vitrail.zoo.models",
-    "Prediction": "vitrail.run.predictor",
+    "Prediction": "vitrail.inference.predictor",
     "Report": "vitrail.run.report.make",
     "Run": "vitrail.run.result",
     "SearchResult": "vitrail.tuning.result",
@@ -66,11 +66,11 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "attention": "vitrail.insight.maps",
     "check": "vitrail.run.check",
     "compare": "vitrail.run.report.compare",
-    "compare_heads": "vitrail.run.head_comparison",
+    "compare_heads": "vitrail.inference.head_comparison",
     "convert": "vitrail.zoo.convert",
     "datasets": "vitrail.data.sources.catalogue",
-    "head": "vitrail.run.head",
-    "load": "vitrail.run.classifier",
+    "head": "vitrail.inference.head",
+    "load": "vitrail.inference.classifier",
     "models": "vitrail.zoo.models",
     "open_data": "vitrail.data.open",
     "preset": "vitrail.zoo.presets",

@@ -14,10 +14,10 @@ from book import attention_figures, build, corners, faithfulness, finder, galler
 from tests.book.test_book import WEIGHTS, run
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
+from vitrail.inference.classifier import Classifier
+from vitrail.inference.predictor import load_input
 from vitrail.insight.faithfulness import Faithfulness, compare_methods
 from vitrail.insight.methods import METHODS
-from vitrail.run.classifier import Classifier
-from vitrail.run.predictor import load_input
 
 CHAPTER = build.ROOT / "book" / "what-it-sees.md"
 PHOTOS = "data/imagenet-val-300"

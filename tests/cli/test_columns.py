@@ -63,9 +63,9 @@ def test_evaluate_accepts_other_column_names(capsys, run, table):
 
 
 def test_a_run_is_resumed_and_reported_with_its_column_names(run):
-    from vitrail.run.record import read_run
     from vitrail.run.report.make import reopen_data
     from vitrail.run.resume import resume
+    from vitrail.run.storage.record import read_run
     from vitrail.zoo.file import load_model
 
     source, why = reopen_data(read_run(run), load_model(run / "model.safetensors"))

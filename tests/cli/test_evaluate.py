@@ -16,10 +16,10 @@ from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
 from vitrail.data.source import fingerprint
 from vitrail.errors import UserError
+from vitrail.inference.classifier import Classifier, load
+from vitrail.inference.evaluate import evaluate, open_evaluation_data
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.run.classifier import Classifier, load
-from vitrail.run.evaluate import evaluate, open_evaluation_data
 from vitrail.zoo.file import save_model
 
 ODD = ["[/x]", "[cat] dog", "plain"]

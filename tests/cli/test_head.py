@@ -19,7 +19,7 @@ from vitrail.data.source import split_indices
 from vitrail.heads.features import FeatureExtractor
 from vitrail.heads.file import read_head_file, write_head_file
 from vitrail.heads.kinds import KINDS
-from vitrail.run.head_comparison import default_head_path
+from vitrail.inference.head_comparison import default_head_path
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,10 @@ from vitrail.data.loader import Loader
 from vitrail.data.reading import workers
 from vitrail.data.sources.folder import FileSource, Item, read_file
 from vitrail.errors import UserError
-from vitrail.run import dataset, drive, lock, resume
+from vitrail.run import dataset, drive, resume
 from vitrail.run.drive import Driver
-from vitrail.run.journal import Journal
+from vitrail.run.storage import lock
+from vitrail.run.storage.journal import Journal
 from vitrail.training import checkpoint, loop
 from vitrail.training.learner import Learner
 

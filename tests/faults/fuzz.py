@@ -23,14 +23,14 @@ from tests.zoo.arrays import google_arrays
 from vitrail.data.image import image_info, load_image
 from vitrail.data.open import open_data
 from vitrail.errors import UserError
+from vitrail.inference import classifier
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.run import classifier
 from vitrail.run.recipe import Recipe, read_recipe, recipe_to_toml, settings_from_dict
-from vitrail.run.record import read_run
 from vitrail.run.report import make
 from vitrail.run.report.compare import compare
 from vitrail.run.resume import resume
+from vitrail.run.storage.record import read_run
 from vitrail.training import checkpoint
 from vitrail.zoo import load as zoo
 

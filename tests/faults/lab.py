@@ -14,7 +14,7 @@ from PIL import Image
 from tests.faults import harm
 from tests.faults.children import Done, Harm, Nursery
 from tests.run.conftest import tensors
-from vitrail.run.journal import read_journal
+from vitrail.run.storage.journal import read_journal
 from vitrail.training import checkpoint
 
 STEPS, STOP = 24, 17  # it evaluates after steps 15 and 24

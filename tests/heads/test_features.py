@@ -53,7 +53,7 @@ def test_cls_features_are_the_first_token_after_the_norm(settings):
 
 @pytest.mark.parametrize("pool", ["avg", "map"])
 def test_cls_features_of_a_model_without_cls_are_an_error(pool):
-    with pytest.raises(UserError, match=r"no \[CLS\] token, .* choose pooled or average"):
+    with pytest.raises(UserError, match=r"no \[CLS\] token: .* choose pooled or average"):
         FeatureExtractor(
             model=tiny(pool=pool), preprocess=PREPROCESS, features=Features(kind="cls")
         )
@@ -131,5 +131,5 @@ def test_a_damaged_cache_file_is_computed_again(cache, counted):
 
 
 def test_unknown_features_are_an_error():
-    with pytest.raises(UserError, match="choose pooled or cls or average"):
+    with pytest.raises(UserError, match="choose one of pooled, cls, average"):
         Features(kind="max")

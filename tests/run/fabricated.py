@@ -13,10 +13,10 @@ from vitrail.data.preview import MemorySource
 from vitrail.data.source import fingerprint
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.run import predictions
-from vitrail.run.predictions import Predictions, SplitOutputs
 from vitrail.run.recipe import Recipe, recipe_to_toml
-from vitrail.run.record import prepend_reasons
+from vitrail.run.storage import predictions
+from vitrail.run.storage.predictions import Predictions, SplitOutputs
+from vitrail.run.storage.record import prepend_reasons
 from vitrail.zoo.file import save_model
 
 SHARE = {"train": 0.5, "val": 0.25, "test": 0.25}

@@ -7,7 +7,7 @@ from tests.run.conftest import FEW, UNCACHED, tensors
 from tests.run.test_run import equal, journal_without_time
 from vitrail.errors import UserError
 from vitrail.run.recipe import merge_settings, read_recipe
-from vitrail.run.record import read_reasons
+from vitrail.run.storage.record import read_reasons
 from vitrail.training import checkpoint
 
 

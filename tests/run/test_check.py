@@ -8,10 +8,10 @@ from PIL import Image
 
 import vitrail
 from tests.cli.conftest import call
-from vitrail.run.build import pick_device
 from vitrail.run.check import check
 from vitrail.run.design import design_recipe
 from vitrail.run.request import Request
+from vitrail.training.device import pick_device
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
 from vitrail.data.source import split_indices
 from vitrail.errors import UserError
-from vitrail.run import predictions
 from vitrail.run.drive import Driver, Stopped
-from vitrail.run.journal import read_journal
 from vitrail.run.recipe import merge_settings
+from vitrail.run.storage import predictions
+from vitrail.run.storage.journal import read_journal
 from vitrail.training import checkpoint, distributed
 from vitrail.training.learner import Learner
 

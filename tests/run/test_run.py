@@ -20,10 +20,10 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.run.build import make_learner
 from vitrail.run.drive import Driver, Stopped
-from vitrail.run.journal import read_journal
-from vitrail.run.lock import lock_folder
 from vitrail.run.recipe import Recipe, merge_settings, read_recipe
 from vitrail.run.request import read_settings
+from vitrail.run.storage.journal import read_journal
+from vitrail.run.storage.lock import lock_folder
 from vitrail.training import checkpoint
 from vitrail.training.loop import Diverged
 

@@ -9,10 +9,11 @@ import os
 import pkgutil
 import select
 import sys
+import time
 from importlib import import_module
 
 import vitrail
-from vitrail.cli.main import main
+from vitrail.cli import main as command
 
 
 def list_available() -> list[str]:
@@ -31,12 +32,13 @@ def list_available() -> list[str]:
             found.append(path)
         except FileNotFoundError:
             assert not os.path.exists(path)
-    return found + [f"default {multiprocessing.get_context().get_start_method()}"]
+    return [*found, f"default {multiprocessing.get_context().get_start_method()}"]
 
 
 def run(arguments: list[str]) -> int | str:
+    command.STARTED = time.monotonic()  # `--minutes` count from here
     try:
-        main(arguments)
+        command.main(arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else str(end.code)
     return 0
@@ -44,10 +46,10 @@ def run(arguments: list[str]) -> int | str:
 
 if __name__ == "__main__":
     available = list_available()
+    codes = [run(arguments) for arguments in json.load(sys.stdin)]
     modules = [module.name for module in pkgutil.walk_packages(vitrail.__path__, "vitrail.")]
     for name in modules:
         if name != "vitrail.__main__":
             import_module(name)
-    codes = [run(arguments) for arguments in json.load(sys.stdin)]
     with open(sys.argv[1], "w", encoding="ascii") as file:
         json.dump({"available": available, "codes": codes}, file)

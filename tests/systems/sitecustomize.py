@@ -18,8 +18,8 @@ LINUX_FOLDERS = ("/proc", "/sys", "/dev/shm")
 LINUX_CALLS = "sched_getaffinity sched_setaffinity posix_fadvise posix_fallocate memfd_create"
 POSIX_MODULES = "fcntl resource pwd grp termios tty pty syslog"
 POSIX_CALLS = (
-    "fork forkpty getuid geteuid getgid getegid getgroups getpgid getpgrp getsid setsid killpg nice "
-    "getpriority getloadavg pread preadv pwrite pwritev readv writev sendfile posix_spawn chown "
+    "fork forkpty getuid geteuid getgid getegid getgroups getpgid getpgrp getsid setsid killpg "
+    "nice getpriority getloadavg pread preadv pwrite pwritev readv writev sendfile posix_spawn chown "
     "fchown lchown chroot fchdir fdatasync sync statvfs fstatvfs pathconf sysconf confstr mkfifo "
     "mknod uname lockf wait wait3 wait4 waitid register_at_fork O_DIRECTORY O_NOFOLLOW O_CLOEXEC "
     "O_SYNC O_DSYNC O_NOCTTY O_PATH O_TMPFILE"
@@ -229,7 +229,7 @@ def refusing_open_files(call):
         in_use = open_files()
         for one in map(os.fsdecode, paths):
             full = os.path.realpath(one)
-            if os.path.basename(full).startswith("pym-"):  # multiprocessing on POSIX
+            if "/pymp-" in full:  # the temporary folder of multiprocessing, which POSIX uses
                 continue
             if full in in_use or any(other.startswith(f"{full}/") for other in in_use):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), one)

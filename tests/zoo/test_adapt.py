@@ -96,7 +96,7 @@ def test_mean_and_std_follow_the_channels(plain):
 
 
 def test_four_channels_cannot_be_adapted_to_seven():
-    with pytest.raises(UserError, match="start from 1 or 3"):
+    with pytest.raises(UserError, match="use weights for 1 or 3"):
         adapt_input_channels(torch.zeros(5, 4, 2, 2), 7, [])
 
 

@@ -377,7 +377,7 @@ def test_two_norms_at_the_end_stop_the_load(tmp_path):
 def test_integer_weights_are_refused(tmp_path):
     state = samples.tensors(CLS)
     state["norm.weight"] = torch.ones(36, dtype=torch.int64)
-    with pytest.raises(UserError, match="floating point"):
+    with pytest.raises(UserError, match="floating-point"):
         load_weights(saved(tmp_path / "whole.pth", state), vit=HEADS)
 
 
@@ -403,7 +403,7 @@ def test_heads_of_published_sizes_are_assumed_and_reported(tmp_path):
 
 def test_an_unknown_grid_that_is_not_square_must_be_passed(tmp_path):
     path = saved(tmp_path / "oblong.pth", samples.tensors(CLS))
-    with pytest.raises(UserError, match="pass the image size of the training"):
+    with pytest.raises(UserError, match="pass the image size used in training"):
         load_weights(path, vit={"heads": 3})
 
 
@@ -479,7 +479,7 @@ def test_both_forms_of_timms_config_are_read(tmp_path, nested):
         ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "not a plain ViT"),
         ({"model_args": {**ARGUMENTS, "attn_layer": "diff"}}, "not supported"),
         ({"model_args": {**ARGUMENTS, "act_layer": "relu"}}, "not supported"),
-        ({"label_names": LABELS[:5]}, "5 names"),
+        ({"label_names": LABELS[:5]}, "5 class names"),
         ({"label_names": {"0": "a", "2": "b"}}, "skips class indices"),
         ({"pretrained_cfg": 3}, "malformed"),
     ],
@@ -552,7 +552,7 @@ def test_a_published_name_is_downloaded_from_the_hub(tmp_path, monkeypatch):
 def test_missing_and_ambiguous_paths_are_refused(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         load_weights(tmp_path / "absent")
-    with pytest.raises(UserError, match="no weights"):
+    with pytest.raises(UserError, match="no weight file"):
         load_weights(tmp_path)
     for name in "ab":
         saved(tmp_path / f"{name}.pth", samples.tensors(CLS))
@@ -561,7 +561,7 @@ def test_missing_and_ambiguous_paths_are_refused(tmp_path):
 
 
 def test_a_file_of_another_model_is_refused_with_its_tensors(tmp_path):
-    with pytest.raises(UserError, match=r"not hold a Vision Transformer.*conv1\.weight"):
+    with pytest.raises(UserError, match=r"not contain a Vision Transformer.*conv1\.weight"):
         load_weights(saved(tmp_path / "resnet.pth", {"conv1.weight": torch.ones(2, 2)}))
 
 

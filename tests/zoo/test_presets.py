@@ -93,7 +93,7 @@ def test_a_name_in_another_case_is_found_if_it_is_unique(written, name):
 def test_a_name_that_matches_two_models_in_another_case_names_both(monkeypatch):
     monkeypatch.setitem(PRESETS, "Small/16", PRESETS["S/16"])
     monkeypatch.setitem(PRESETS, "SMALL/16", PRESETS["B/16"])
-    with pytest.raises(UserError, match="Small/16 or SMALL/16"):
+    with pytest.raises(UserError, match="Small/16 and SMALL/16"):
         preset("small/16")
 
 

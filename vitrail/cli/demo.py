@@ -9,7 +9,7 @@ from vitrail.cli.flags import OptionalPath, Switch
 from vitrail.cli.train import print_results
 
 if TYPE_CHECKING:
-    from vitrail.run.classifier import Classifier
+    from vitrail.inference.classifier import Classifier
 
 SHADES = " .:-=+*#%@"  # from black to white
 DIGITS_SHOWN = 6

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from vitrail.inference.classifier import Classifier
     from vitrail.insight.explanation import Explanation
-    from vitrail.run.classifier import Classifier
 
     Method: TypeAlias = str
 else:
@@ -247,7 +247,7 @@ def validation_images(classifier: "Classifier") -> Iterator[Any]:
     """Validation images of the run that trained the model, if they are still there."""
     from vitrail.data.source import split_indices
     from vitrail.display.page import pick_evenly
-    from vitrail.run.evaluate import open_evaluation_data
+    from vitrail.inference.evaluate import open_evaluation_data
 
     data = classifier.metadata.get("data", {}).get("source")
     if not data:

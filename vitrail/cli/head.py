@@ -27,7 +27,7 @@ TABLE_WIDTH = 140  # columns; numbers are never cut off
 
 if TYPE_CHECKING:
     from vitrail.heads.few_shot import FewShotScore
-    from vitrail.run.head_comparison import HeadComparison
+    from vitrail.inference.head_comparison import HeadComparison
 
 HeadKinds: TypeAlias = Annotated[
     tuple[str, ...],
@@ -77,7 +77,7 @@ def head(
         out: file for the best head (default: head.skops beside the model)
         json: print one JSON document
     """
-    from vitrail.run.head_comparison import default_head_path
+    from vitrail.inference.head_comparison import default_head_path
 
     if all and kinds:
         raise UserError("`all` and `kinds` exclude each other; give one of them")

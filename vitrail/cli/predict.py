@@ -26,8 +26,8 @@ from vitrail.cli.flags import (
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
-    from vitrail.run.classifier import Classifier
-    from vitrail.run.head import FeatureClassifier
+    from vitrail.inference.classifier import Classifier
+    from vitrail.inference.head import FeatureClassifier
 
 Result = tuple[Any, Any]  # path; a `Prediction` or a `UserError`
 TOP, TOP_JSON = 1, 5  # classes listed per image
@@ -77,7 +77,7 @@ def load_classifier(
     settings: dict[str, Any] = {"preprocess": preprocess, "vit": given_settings(vit)}
     if head is None:
         return vitrail.load(model, device=device, **settings)
-    from vitrail.run.head import load_with_head
+    from vitrail.inference.head import load_with_head
 
     return load_with_head(model, head, device=device, **settings)
 

@@ -25,12 +25,8 @@ class Preprocess:
     size: int | tuple[int, int] = 224  # input resolution in pixels, or (height, width)
     crop: float = 1.0  # center crop ratio: resize to size / crop, then center-crop to size
     interpolation: Interpolation = "bicubic"  # interpolation of the resize, with antialiasing
-    mean: tuple[float, ...] = (
-        0.5,
-    )  # subtracted mean of pixels in [0, 1]; per channel or one for all
-    std: tuple[float, ...] = (
-        0.5,
-    )  # standard deviation to divide by; per channel or one for all
+    mean: tuple[float, ...] = (0.5,)  # mean of pixels in [0, 1], per channel or one for all
+    std: tuple[float, ...] = (0.5,)  # their standard deviation, per channel or one for all
     channels: int = 3  # input channels: 1 greyscale, 3 RGB, other numbers for other sensors
 
     def __post_init__(self) -> None:

@@ -91,7 +91,7 @@ def open_onnx(path: str | Path, threads: int | None = None) -> OnnxEngine:
     stored = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
     return OnnxEngine(
         session=session,
-        metadata=parse_metadata(path, stored),
+        metadata=parse_export_metadata(path, stored),
         pixels="uint8" if inputs[0].type == "tensor(uint8)" else "float32",
         outputs=tuple(entry.name for entry in session.get_outputs()),
         version=onnxruntime.__version__,
@@ -117,7 +117,7 @@ def open_openvino(path: str | Path, threads: int | None = None) -> OpenVinoEngin
     stored = model.get_rt_info([METADATA_KEY]).value if model.has_rt_info([METADATA_KEY]) else None
     return OpenVinoEngine(
         compiled=compiled,
-        metadata=parse_metadata(path, stored),
+        metadata=parse_export_metadata(path, stored),
         pixels="uint8" if compiled.inputs[0].element_type.to_string() == "u8" else "float32",
         outputs=tuple(entry.get_any_name() for entry in compiled.outputs),
         version=openvino.__version__.split("-")[0],
@@ -139,12 +139,14 @@ def check_inputs(path: str | Path, names: list[str]) -> None:
         )
 
 
-def parse_metadata(path: str | Path, stored: str | None) -> dict[str, Any]:
+def parse_export_metadata(path: str | Path, stored: str | None) -> dict[str, Any]:
     """The metadata that Vitrail wrote; {} if there are none."""
     try:
         metadata = json.loads(stored) if stored else {}
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} has damaged metadata: {shorten(error)}; export it again") from error
+        raise UserError(
+            f"{path} has damaged metadata: {shorten(error)}; export it again"
+        ) from error
     if not isinstance(metadata, dict):
         raise UserError(f"{path} has damaged metadata; export it again")
     return metadata

@@ -10,6 +10,7 @@ from vitrail.data.config import Preprocess
 from vitrail.data.preprocess import scaled_mean_std
 from vitrail.errors import UserError
 from vitrail.exporting.engine import PixelKind
+from vitrail.model.block import Block
 from vitrail.model.embed import interpolate_positions
 from vitrail.model.vit import ViT
 
@@ -31,9 +32,13 @@ class ExportGraph(nn.Module):
     returns `features` instead of `logits`.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, model: ViT, preprocess: Preprocess, options: GraphOptions):
         super().__init__()
         self.model = model
+        self.preprocess = preprocess
         self.options = options
         self.outputs = output_names(model, options)
         mean, std = scaled_mean_std(preprocess.mean, preprocess.std, torch.device("cpu"))
@@ -57,6 +62,7 @@ class ExportGraph(nn.Module):
         x, rope = self.model.embed(x)
         maps = []
         for block in self.model.blocks:
+            assert isinstance(block, Block)
             if self.options.attention:
                 maps.append(block.attn.weights(block.norm1(x), rope=rope))
             x = block(x, rope)
@@ -77,9 +83,11 @@ def output_names(model: ViT, options: GraphOptions) -> tuple[str, ...]:
 def compute_head(model: ViT, tokens: Tensor) -> Tensor:  # (B, N, D)
     """The second half of `ViT.forward`: from the tokens after the last block to the logits."""
     if model.head_dist is not None:
-        first, second = model.norm(tokens[:, :2]).unbind(1)
-        return (model.head(first) + model.head_dist(second)) / 2  # (B, K)
-    return model.head(model.pre_logits(model.pool(tokens)))  # (B, K)
+        first, second = model.norm(tokens[:, :2]).unbind(1)  # each (B, D)
+        logits: Tensor = (model.head(first) + model.head_dist(second)) / 2  # (B, K)
+    else:
+        logits = model.head(model.pre_logits(model.pool(tokens)))  # (B, K)
+    return logits
 
 
 def prepare_model(model: ViT, preprocess: Preprocess, dynamic_size: bool) -> ViT:

@@ -111,21 +111,20 @@ def describe_exporter_error(error: Exception) -> str:
     while cause.__cause__ is not None:
         cause = cause.__cause__
     reason = cause if isinstance(cause, Exception) else error
-    return (
-        f"cannot express this model in ONNX (opset {OPSET}): {shorten(reason)}; "
-        f"try `to='torch'`"
-    )
+    return f"cannot express this model in ONNX (opset {OPSET}): {shorten(reason)}; try `to='torch'`"
 
 
 @contextmanager
 def silence_exporter() -> Iterator[None]:
     """Without the exporter's warnings, which concern its own internals."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -78,7 +78,6 @@ class ProofImages:
     """The images of a proof with PyTorch's outputs for them, computed once."""
 
     graph: ExportGraph
-    preprocess: Preprocess
     images: Images
     labels: Labels | None
     generated: bool
@@ -87,18 +86,24 @@ class ProofImages:
     def inputs(self, pixels: str, chosen: slice | NDArray[np.int64]) -> NDArray[Any]:
         """Some images as an engine reads them."""
         images = self.images[chosen]
-        return images if pixels == "uint8" else to_float(self.preprocess, images).numpy()
+        return images if pixels == "uint8" else to_float(self.graph.preprocess, images).numpy()
+
+    def example(self) -> Tensor:
+        """A batch of two images: a batch of one would fix the batch size of a traced graph."""
+        chosen = np.arange(2) % len(self.images)
+        return torch.from_numpy(self.inputs(self.graph.options.pixels, chosen))
 
 
 def collect_reference(
-    graph: ExportGraph, preprocess: Preprocess, images: Images | None, labels: Labels | None
+    graph: ExportGraph, images: Images | None, labels: Labels | None
 ) -> ProofImages:
     """Runs the images, or generated ones, through PyTorch."""
+    preprocess = graph.preprocess
     generated = images is None or not len(images)
     if images is None or generated:
         images, labels = generate_images(preprocess), None
     check_images(preprocess, images, labels)
-    bundle = ProofImages(graph, preprocess, images, labels, generated, {})
+    bundle = ProofImages(graph, images, labels, generated, {})
     rows: list[Arrays] = []
     for start in range(0, len(images), max(BATCHES)):
         chosen = slice(start, start + max(BATCHES))

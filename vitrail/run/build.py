@@ -67,29 +67,6 @@ def propose_patches(recipe: Recipe) -> str:
     return f"`vit.patch={min(divisors, key=lambda n: abs(n - side / USUAL_GRID))}`"
 
 
-def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of this name; "auto" picks CUDA, else Apple's MPS, else the CPU.
-
-    On a machine with several GPUs, "auto" gives each process the one of its local rank.
-    """
-    if name == "auto":
-        gpus = torch.cuda.device_count()
-        if gpus and local_rank >= gpus:
-            raise UserError(
-                f"process {local_rank} has no GPU: this machine has {gpus}; start {gpus} processes"
-            )
-        if gpus:
-            return torch.device("cuda", local_rank)
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).cpu()  # fails on "meta", which has shapes but no values
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"cannot use device {name}: {reason}; try `device='cpu'`") from error
-    return device
-
-
 def make_loader(
     recipe: Recipe, source: Source, device: torch.device, world: World = SINGLE
 ) -> Loader:
@@ -138,15 +115,6 @@ def freeze_key_biases(model: ViT) -> None:
             module.qkv.bias.register_hook(mask.mul)
 
 
-def log_weight_changes(loaded: zoo.LoadedModel) -> zoo.LoadedModel:
-    """Logs what was resized, adapted, left out or assumed when foreign weights were loaded."""
-    report = loaded.report
-    for kind in ("resized", "adapted", "left_out", "assumed"):
-        for change in getattr(report, kind):
-            log.info(f"{report.source}: {kind.replace('_', ' ')}: {change}")
-    return loaded
-
-
 def load_for_fine_tuning(
     summary: DataSummary, weights: str, settings: Mapping[str, Any]
 ) -> zoo.LoadedModel:
@@ -158,7 +126,7 @@ def load_for_fine_tuning(
             f"preprocess.std: both to 0.5, or to ImageNet's 0.485 0.456 0.406 and "
             f"0.229 0.224 0.225"
         )
-    return log_weight_changes(loaded)
+    return zoo.log_weight_changes(loaded)
 
 
 def load_backbone_weights(weights: str, model: ViT) -> None:

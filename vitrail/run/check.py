@@ -21,9 +21,9 @@ from vitrail.data.sources.places import check_output_path
 from vitrail.display.sheet import draw_sheet
 from vitrail.display.text import format_count, printable
 from vitrail.errors import UserError
-from vitrail.run.build import pick_device
 from vitrail.run.design import Design, design_recipe
 from vitrail.run.request import Request
+from vitrail.training.device import pick_device
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

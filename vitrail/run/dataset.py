@@ -7,8 +7,8 @@ from vitrail.data.config import Columns
 from vitrail.data.open import open_data
 from vitrail.data.source import Source, fingerprint
 from vitrail.errors import UserError
-from vitrail.run.folder import DATA
 from vitrail.run.recipe import Recipe
+from vitrail.run.storage.folder import DATA
 from vitrail.training.distributed import World
 
 

@@ -13,13 +13,13 @@ from vitrail import files
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.heads.features import FeatureExtractor, FeatureKind, Features
+from vitrail.inference.classifier import Classifier, load
+from vitrail.inference.head import make_extractor
+from vitrail.inference.predictor import ImageInput, load_batches
 from vitrail.model.vit import ViT
-from vitrail.run.build import pick_device
-from vitrail.run.classifier import Classifier, load
-from vitrail.run.head import make_extractor
 from vitrail.run.image_list import class_names, hold_out_validation, list_images, make_source
-from vitrail.run.predictor import ImageInput, load_batches
 from vitrail.run.train import train
+from vitrail.training.device import pick_device
 from vitrail.zoo.file import load_model, save_model
 from vitrail.zoo.weights import Normalisation
 

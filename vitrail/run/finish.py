@@ -11,15 +11,15 @@ from vitrail.data.loader import Loader
 from vitrail.data.source import Split
 from vitrail.evaluation.metrics import accuracy, fit_temperature, wilson_interval
 from vitrail.model.vit import ViT
-from vitrail.run import predictions
 from vitrail.run.drive import Driver
-from vitrail.run.predictions import Predictions, SplitOutputs, predict_split_distributed
 from vitrail.run.progress import Progress
 from vitrail.run.recipe import Recipe, recipe_digest, settings_to_dict
-from vitrail.run.record import METRICS, MODEL
 from vitrail.run.recorder import open_recorder
 from vitrail.run.request import Options
 from vitrail.run.result import Run
+from vitrail.run.storage import predictions
+from vitrail.run.storage.predictions import Predictions, SplitOutputs, predict_split_distributed
+from vitrail.run.storage.record import METRICS, MODEL
 from vitrail.run.terminal import Terminal
 from vitrail.training.distributed import World
 from vitrail.training.learner import Learner, compute_dtype

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from vitrail.run.journal import Journal
 from vitrail.run.progress import Best, Progress
 from vitrail.run.recipe import Recipe
-from vitrail.run.record import CHECKPOINTS, LOG, MODEL
 from vitrail.run.request import Options
+from vitrail.run.storage.journal import Journal
+from vitrail.run.storage.record import CHECKPOINTS, LOG, MODEL
 from vitrail.run.terminal import Terminal
 from vitrail.training import checkpoint
 from vitrail.training.distributed import World

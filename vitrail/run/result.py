@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.display.text import format_accuracy, format_duration
-from vitrail.run.record import REPORT
+from vitrail.run.storage.record import REPORT
 
 if TYPE_CHECKING:
-    from vitrail.run.classifier import Classifier
+    from vitrail.inference.classifier import Classifier
 
 SPLIT_NAMES = {"val": "validation", "test": "test"}
 
@@ -38,7 +38,7 @@ class Run:
         >>> vitrail.resume("runs/digits-1").classifier.classes[:3]
         ('0', '1', '2')
         """
-        from vitrail.run.classifier import load
+        from vitrail.inference.classifier import load
 
         return load(self.folder)
 

@@ -11,11 +11,9 @@ from torch import Tensor
 from vitrail import files
 from vitrail.data.source import Source
 from vitrail.errors import UserError
-from vitrail.run import finish, predictions
-from vitrail.run.build import make_learner, make_loader, pick_device
+from vitrail.run import finish
+from vitrail.run.build import make_learner, make_loader
 from vitrail.run.dataset import check_unchanged, open_on_all_ranks, shared_fingerprint
-from vitrail.run.folder import lock_run
-from vitrail.run.journal import import_summary_writer
 from vitrail.run.progress import Progress
 from vitrail.run.recipe import (
     Recipe,
@@ -24,7 +22,12 @@ from vitrail.run.recipe import (
     settings_from_dict,
     settings_to_dict,
 )
-from vitrail.run.record import (
+from vitrail.run.request import Options
+from vitrail.run.result import Run
+from vitrail.run.storage import predictions
+from vitrail.run.storage.folder import lock_run
+from vitrail.run.storage.journal import import_summary_writer
+from vitrail.run.storage.record import (
     CHECKPOINTS,
     LOG,
     METRICS,
@@ -35,10 +38,9 @@ from vitrail.run.record import (
     read_metrics,
     read_reasons,
 )
-from vitrail.run.request import Options
-from vitrail.run.result import Run
 from vitrail.run.terminal import Terminal
 from vitrail.training import checkpoint
+from vitrail.training.device import pick_device
 from vitrail.training.distributed import TIMEOUT, World, join_world
 from vitrail.training.learner import Learner
 from vitrail.zoo.file import load_model

@@ -7,11 +7,17 @@ from typing import Any
 
 from vitrail import files
 from vitrail.data.source import Source
-from vitrail.run.build import make_learner, make_loader, pick_device
+from vitrail.run.build import make_learner, make_loader
 from vitrail.run.dataset import open_on_all_ranks, shared_fingerprint, store_fingerprint
 from vitrail.run.design import Design, design_recipe
 from vitrail.run.finish import complete_run
-from vitrail.run.folder import (
+from vitrail.run.plan import plan_steps
+from vitrail.run.progress import Progress
+from vitrail.run.recipe import Recipe, recipe_to_toml, settings_from_dict, settings_to_dict
+from vitrail.run.request import Options, Request, name_data, read_settings
+from vitrail.run.result import Run
+from vitrail.run.resume import resume_run
+from vitrail.run.storage.folder import (
     check_available,
     claim_folder,
     create_run_folder,
@@ -19,15 +25,10 @@ from vitrail.run.folder import (
     lock_run,
     remove_on_failure,
 )
-from vitrail.run.journal import import_summary_writer
-from vitrail.run.plan import plan_steps
-from vitrail.run.progress import Progress
-from vitrail.run.recipe import Recipe, recipe_to_toml, settings_from_dict, settings_to_dict
-from vitrail.run.record import RECIPE, prepend_reasons
-from vitrail.run.request import Options, Request, name_data, read_settings
-from vitrail.run.result import Run
-from vitrail.run.resume import resume_run
+from vitrail.run.storage.journal import import_summary_writer
+from vitrail.run.storage.record import RECIPE, prepend_reasons
 from vitrail.run.terminal import Terminal
+from vitrail.training.device import pick_device
 from vitrail.training.distributed import TIMEOUT, World, join_world
 
 

@@ -50,7 +50,7 @@ class TrainConfig:
     ema: float = 0.0  # EMA decay of the averaged weights, such as 0.999; 0 disables averaging
     layer_decay: float = 1.0  # layer-wise learning-rate decay: factor from a layer to the one below
     drop_patches: float = 0.0  # patch dropout: fraction dropped at random in each image and step
-    drop_until: float = 0.7  # fraction of all steps with patch dropout
+    drop_until: float = 1.0  # fraction of all steps with patch dropout
     class_weights: bool = False  # weight the loss by inverse class frequency
     evaluate_every: int = 0  # epochs between evaluations on the validation split; 0: automatic
     patience: int = 0  # epochs without improvement before early stopping; 0 disables it

@@ -15,10 +15,10 @@ from vitrail import files
 from vitrail.display.text import format_percent
 from vitrail.errors import UserError
 from vitrail.run.recipe import Recipe, read_recipe, recipe_to_toml, settings_from_dict
-from vitrail.run.record import METRICS, RECIPE, prepend_reasons
 from vitrail.run.request import Request, name_data, read_settings
 from vitrail.run.result import Run
 from vitrail.run.resume import resume
+from vitrail.run.storage.record import METRICS, RECIPE, prepend_reasons
 from vitrail.run.terminal import Terminal
 from vitrail.run.train import train
 from vitrail.tuning import page

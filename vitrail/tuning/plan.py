@@ -12,11 +12,11 @@ from vitrail.data.open import open_data
 from vitrail.data.source import Source, fingerprint, split_indices
 from vitrail.data.sources.places import check_output_path
 from vitrail.errors import UserError
-from vitrail.run.build import pick_device
 from vitrail.run.design import design_recipe
 from vitrail.run.recipe import Recipe, settings_from_dict, settings_to_dict
 from vitrail.run.request import LENGTH_SETTINGS, Request
 from vitrail.run.terminal import Terminal
+from vitrail.training.device import pick_device
 from vitrail.tuning.space import (
     Space,
     default_space,

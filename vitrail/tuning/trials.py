@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 
 from vitrail.errors import OutOfResources, UserError
 from vitrail.run.recipe import merge_settings
-from vitrail.run.record import MODEL, RECIPE
 from vitrail.run.result import Run
 from vitrail.run.resume import resume
+from vitrail.run.storage.record import MODEL, RECIPE
 from vitrail.run.train import train
 from vitrail.training.loop import Diverged
 from vitrail.tuning.plan import Plan, read_plan

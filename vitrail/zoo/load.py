@@ -1,6 +1,7 @@
 """Loads weights of any known layout into a model, and reports what was changed or assumed."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -22,6 +23,8 @@ from vitrail.zoo.layouts.mapping import map_tensors
 from vitrail.zoo.locate import CheckpointFiles, locate_checkpoint
 from vitrail.zoo.state_dict import build_model
 from vitrail.zoo.weights import Normalisation, find_published
+
+log = logging.getLogger(__name__)
 
 ADAPTABLE = ("image", "patch", "channels", "classes", "depth", "head")
 TRAINING_ONLY = ("drop_path", "dropout")  # no tensor depends on them
@@ -245,3 +248,12 @@ def find_class_names(
         assumed.append(f"class names: ImageNet's, from the table of weights, {published.name}")
         return published.classes
     return None
+
+
+def log_weight_changes(loaded: LoadedModel) -> LoadedModel:
+    """Logs what was resized, adapted, left out or assumed when foreign weights were loaded."""
+    report = loaded.report
+    for kind in ("resized", "adapted", "left_out", "assumed"):
+        for change in getattr(report, kind):
+            log.info(f"{report.source}: {kind.replace('_', ' ')}: {change}")
+    return loaded

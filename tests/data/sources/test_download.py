@@ -180,7 +180,7 @@ def test_server_errors_are_retried(server, tmp_path, code):
 @pytest.mark.parametrize("code", [403, 404])
 def test_a_missing_file_is_not_retried(server, tmp_path, code):
     server.errors = [code]
-    assert f"answers {code}" in why(server, tmp_path)
+    assert f"responded {code}" in why(server, tmp_path)
     assert len(server.asked) == 1
 
 

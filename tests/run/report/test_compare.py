@@ -6,8 +6,8 @@ import torch
 from tests.run.fabricated import images, write_run
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import mcnemar
-from vitrail.run import predictions
 from vitrail.run.report.compare import compare, render_comparison
+from vitrail.run.storage import predictions
 
 NAMES = ["cat", "dog", "<b>emu</b>"]
 

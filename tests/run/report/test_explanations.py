@@ -9,8 +9,8 @@ from vitrail.data.source import split_indices
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.run.predictions import SplitPredictions
 from vitrail.run.report import explanations
+from vitrail.run.storage.predictions import SplitPredictions
 
 VIEW = Preprocess(size=8, channels=1, mean=(0.5,), std=(0.5,))
 

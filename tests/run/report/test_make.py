@@ -16,9 +16,6 @@ from vitrail.display import figures
 from vitrail.display.page import load_templates
 from vitrail.display.text import format_percent, printable
 from vitrail.errors import UserError
-from vitrail.run import predictions
-from vitrail.run.journal import read_journal
-from vitrail.run.record import read_reasons, read_run
 from vitrail.run.report import make
 from vitrail.run.report.gallery import (
     IMAGES_PER_CELL,
@@ -29,6 +26,9 @@ from vitrail.run.report.gallery import (
     round_robin,
 )
 from vitrail.run.report.page import THUMBNAIL_BUDGET
+from vitrail.run.storage import predictions
+from vitrail.run.storage.journal import read_journal
+from vitrail.run.storage.record import read_reasons, read_run
 from vitrail.zoo.file import load_model
 
 HOSTILE = ['"><img src=x onerror="document.title=1">', "new\nline \u202ertl", "$\\frac{$ 猫 " * 20]

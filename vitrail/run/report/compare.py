@@ -12,8 +12,8 @@ from vitrail.display.text import format_accuracy, format_count, printable
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.model.cost import count_parameters
-from vitrail.run.record import Record, read_run
 from vitrail.run.result import Run
+from vitrail.run.storage.record import Record, read_run
 
 if TYPE_CHECKING:
     from vitrail.display.figures import Chart

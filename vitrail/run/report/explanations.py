@@ -17,7 +17,7 @@ from vitrail.evaluation import metrics
 from vitrail.insight.explain import explain
 from vitrail.insight.overlay import overlay_heatmap, to_rgb
 from vitrail.model.vit import ViT
-from vitrail.run.predictions import SplitPredictions
+from vitrail.run.storage.predictions import SplitPredictions
 
 METHOD = "relevance"  # the most faithful of the fast methods on published weights
 SAMPLES = 4  # of correct predictions, and as many errors

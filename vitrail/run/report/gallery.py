@@ -9,7 +9,7 @@ import numpy as np
 from vitrail.data.preview import load_or_none
 from vitrail.data.source import Source
 from vitrail.display.page import make_thumbnail
-from vitrail.run.predictions import SplitPredictions
+from vitrail.run.storage.predictions import SplitPredictions
 
 MAX_TABLE_CLASSES = 30  # with more classes, a matrix is a plot beside a list of confused pairs
 MAX_PAIRS = 100  # in that list, the most confused first

@@ -27,15 +27,7 @@ from vitrail.insight import gallery
 from vitrail.model.cost import count_macs
 from vitrail.model.vit import ViT
 from vitrail.run import auto
-from vitrail.run.build import make_loader, pick_device
-from vitrail.run.predictions import (
-    Predictions,
-    SplitPredictions,
-    describe_predictions,
-    predict_split,
-    save_predictions,
-)
-from vitrail.run.record import FIGURES, MODEL, REPORT, Record, read_run
+from vitrail.run.build import make_loader
 from vitrail.run.report.explanations import explain_samples
 from vitrail.run.report.gallery import MAX_TABLE_CLASSES
 from vitrail.run.report.page import (
@@ -45,6 +37,15 @@ from vitrail.run.report.page import (
     render_report,
 )
 from vitrail.run.result import Run
+from vitrail.run.storage.predictions import (
+    Predictions,
+    SplitPredictions,
+    describe_predictions,
+    predict_split,
+    save_predictions,
+)
+from vitrail.run.storage.record import FIGURES, MODEL, REPORT, Record, read_run
+from vitrail.training.device import pick_device
 from vitrail.training.learner import compute_dtype
 from vitrail.zoo.file import load_model
 

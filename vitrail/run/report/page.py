@@ -21,9 +21,7 @@ from vitrail.display.text import (
 )
 from vitrail.evaluation import metrics
 from vitrail.model.cost import count_parameters
-from vitrail.run.predictions import Predictions, SplitPredictions
 from vitrail.run.recipe import recipe_to_toml
-from vitrail.run.record import RECIPE, REPORT, Record
 from vitrail.run.report.gallery import (
     IMAGES_PER_CELL,
     MAX_TABLE_CLASSES,
@@ -33,6 +31,8 @@ from vitrail.run.report.gallery import (
     confusion_cells,
     round_robin,
 )
+from vitrail.run.storage.predictions import Predictions, SplitPredictions
+from vitrail.run.storage.record import RECIPE, REPORT, Record
 
 MAX_ERRORS = 24  # shown as images
 THUMBNAIL_BUDGET = 3_600_000  # characters of data URIs and paths

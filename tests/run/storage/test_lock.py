@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from vitrail.errors import UserError
-from vitrail.run.lock import lock_folder
+from vitrail.run.storage.lock import lock_folder
 
 HOLD = """
 import sys, time
-from vitrail.run.lock import lock_folder
+from vitrail.run.storage.lock import lock_folder
 with lock_folder(sys.argv[1]):
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_locked_is_an_error(tmp_path):
 
 FORK = """
 import os, signal, sys
-from vitrail.run.lock import lock_folder
+from vitrail.run.storage.lock import lock_folder
 with lock_folder(sys.argv[1]):
     worker = os.fork()
     if worker == 0:

@@ -13,9 +13,7 @@ from vitrail.data.image import load_image
 from vitrail.data.preprocess import preprocess, resize_and_crop
 from vitrail.data.source import Source
 from vitrail.errors import UserError
-from vitrail.model.vit import ViT
-from vitrail.run.build import log_weight_changes, pick_device
-from vitrail.run.predictor import (
+from vitrail.inference.predictor import (
     ImageInput,
     Prediction,
     Predictor,
@@ -24,12 +22,15 @@ from vitrail.run.predictor import (
     is_single_image,
     name_image_in_errors,
 )
+from vitrail.model.vit import ViT
+from vitrail.training.device import pick_device
 from vitrail.zoo import load as zoo
+from vitrail.zoo.load import log_weight_changes
 from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
+    from vitrail.inference.evaluate import Evaluation, EvaluationSplit
     from vitrail.insight.explanation import Explanation
-    from vitrail.run.evaluate import Evaluation, EvaluationSplit
 
 # Long annotations are quoted, so that `help` shows the names and not what they stand for.
 
@@ -190,7 +191,7 @@ class Classifier:
         >>> evaluation.interval[0] < evaluation.accuracy < evaluation.interval[1]
         True
         """
-        from vitrail.run.evaluate import evaluate, open_evaluation_data
+        from vitrail.inference.evaluate import evaluate, open_evaluation_data
 
         source, part = open_evaluation_data(self.predictor, data, split, columns)
         return evaluate(self.predictor, source, part, batch=batch, skip_broken=skip_broken, raw=raw)

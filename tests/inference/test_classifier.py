@@ -11,10 +11,10 @@ import vitrail
 from tests.cli.conftest import call
 from vitrail.data.config import Preprocess
 from vitrail.evaluation import metrics
+from vitrail.inference.classifier import Classifier, load
+from vitrail.inference.head import FeatureClassifier
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.run.classifier import Classifier, load
-from vitrail.run.head import FeatureClassifier
 from vitrail.zoo.file import save_model
 
 CLASSES = [str(number) for number in range(10)]
@@ -168,9 +168,9 @@ def test_the_command_predicts_calibrated_probabilities(capsys, saved, digits, tm
 
 def test_reports_show_calibrated_confidences():
     from tests.run.fabricated import images as fabricate
-    from vitrail.run.predictions import Predictions, SplitOutputs
     from vitrail.run.report.gallery import ThumbnailAlbum
     from vitrail.run.report.page import error_cards
+    from vitrail.run.storage.predictions import Predictions, SplitOutputs
 
     source = fabricate(["a", "b"])
     logits, labels = torch.tensor([[2.0, 0.0]]), torch.tensor([1])

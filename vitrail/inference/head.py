@@ -22,22 +22,22 @@ from vitrail.heads.file import read_head_file, write_head_file
 from vitrail.heads.fit import ignore_convergence_warnings
 from vitrail.heads.head import Head, fit_head_temperature, has_probabilities
 from vitrail.heads.kinds import require_sklearn
-from vitrail.model.vit import ViT
-from vitrail.run.build import log_weight_changes, pick_device
-from vitrail.run.classifier import Classifier
-from vitrail.run.predictor import (
+from vitrail.inference.classifier import Classifier
+from vitrail.inference.predictor import (
     ImageInput,
     Prediction,
     Predictor,
     as_images,
     is_single_image,
 )
-from vitrail.run.recipe import settings_to_dict
+from vitrail.model.vit import ViT
+from vitrail.training.device import pick_device
 from vitrail.zoo import load as zoo
+from vitrail.zoo.load import log_weight_changes
 from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
-    from vitrail.run.evaluate import Evaluation, EvaluationSplit
+    from vitrail.inference.evaluate import Evaluation, EvaluationSplit
 
 # Long annotations are quoted, so that `help` shows the names and not what they stand for.
 
@@ -193,7 +193,7 @@ class FeatureClassifier:
         >>> classifier.evaluate("digits").split
         'test'
         """
-        from vitrail.run.evaluate import evaluate, open_evaluation_data
+        from vitrail.inference.evaluate import evaluate, open_evaluation_data
 
         predictor = self.predictor
         source, part = open_evaluation_data(predictor, data, split, columns)
@@ -372,6 +372,6 @@ def describe_head_data(
     return {
         "name": source.name,
         "source": resolve_data(data) if isinstance(data, str | Path) else str(source.path or ""),
-        "columns": settings_to_dict(columns),
+        "columns": {name: value for name, value in vars(columns).items() if value is not None},
         "fingerprint": fingerprint(source),
     }

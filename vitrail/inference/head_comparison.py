@@ -21,15 +21,15 @@ from vitrail.heads.file import HEAD_FILE, read_head_file, serialise_head, write_
 from vitrail.heads.fit import FittedEstimator, fit_kind
 from vitrail.heads.head import Head
 from vitrail.heads.kinds import find_kind, require_sklearn
-from vitrail.model.vit import ViT
-from vitrail.run.classifier import Classifier
-from vitrail.run.head import (
+from vitrail.inference.classifier import Classifier
+from vitrail.inference.head import (
     FeatureClassifier,
     describe_head_data,
     make_extractor,
     make_head,
     open_training_data,
 )
+from vitrail.model.vit import ViT
 from vitrail.zoo.weights import Normalisation
 
 DEFAULT_KINDS = ("logistic",)

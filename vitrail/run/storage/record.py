@@ -9,10 +9,10 @@ from typing import Any
 
 from vitrail.display.text import printable
 from vitrail.errors import UserError
-from vitrail.run import predictions
-from vitrail.run.journal import read_journal
-from vitrail.run.predictions import Predictions
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
+from vitrail.run.storage import predictions
+from vitrail.run.storage.journal import read_journal
+from vitrail.run.storage.predictions import Predictions
 
 RECIPE, LOG, CHECKPOINTS = "recipe.toml", "log.jsonl", "checkpoints"
 MODEL, METRICS = "model.safetensors", "metrics.json"

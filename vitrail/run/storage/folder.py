@@ -2,15 +2,15 @@
 
 import glob
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from vitrail import files
 from vitrail.data.source import Source
 from vitrail.data.sources.places import check_output_path
 from vitrail.errors import UserError
-from vitrail.run import lock
-from vitrail.run.record import RECIPE
+from vitrail.run.storage import lock
+from vitrail.run.storage.record import RECIPE
 from vitrail.training.distributed import World
 
 RUNS = Path("runs")  # where run folders are created by default
@@ -22,9 +22,15 @@ MARKS = (lock.LOCK, lock.OWNER, LAUNCH, DATA)  # files of a run that has not sta
 @contextmanager
 def lock_run(folder: Path, world: World) -> Iterator[None]:
     """Keeps other processes out of a run folder; the leader holds the lock for all ranks."""
-    with ExitStack() as stack:
-        world.on_leader(lambda: stack.enter_context(lock.lock_folder(folder)))
-        yield
+    try:
+        with ExitStack() as stack:
+            world.on_leader(lambda: stack.enter_context(lock.lock_folder(folder)))
+            yield
+    except BaseException:
+        if world.is_leader:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+        raise
 
 
 @contextmanager
@@ -92,6 +98,7 @@ def claim_folder(folder: Path, launch_id: str) -> None:
 def remove_unstarted(folder: Path) -> None:
     """Removes a run folder in which nothing has been trained."""
     for name in MARKS:
-        (folder / name).unlink(missing_ok=True)
+        with suppress(PermissionError):  # Windows keeps the lock file until it is released
+            (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -26,7 +26,7 @@ from vitrail.display.text import format_accuracy, format_count, format_percent, 
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import compute_logits
-from vitrail.run.predictor import Predictor
+from vitrail.inference.predictor import Predictor
 from vitrail.training.learner import compute_dtype
 
 log = logging.getLogger(__name__)
