@@ -29,7 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {  # together they use every setting of ViTCo
     "distilled": {"distilled": True, "channels": 1, "drop_path": 0.1},
     "pretraining": {"head": "mlp", "positions": "none", "depth": 2},
     "headless": {"head": "none"},
-    "hybrid": {"stem": "r26", "image": 64, "patch": 32},
+    "hybrid": {"stem": "r50", "image": 32, "patch": 16},
 }
 # each option is exported with some kinds; the plain graph, logits only, with the others
 OPTIONS: dict[str, GraphOptions] = {
@@ -43,7 +43,7 @@ OPTIONS: dict[str, GraphOptions] = {
 def build_model(kind: str, **changes: Any) -> ViT:
     """A model of one kind in evaluation mode."""
     torch.manual_seed(0)
-    short = {("r26", 32): (1, 1, 1, 1)}  # one block in each stage of the ResNet: faster to trace
+    short = {("r50", 16): (1, 1, 1)}  # one block in each stage of the ResNet: faster to trace
     with mock.patch.object(embed, "STAGES", short):
         model = ViT(ViTConfig(**{**TINY, **KINDS[kind], **changes}))
     with torch.no_grad():
@@ -54,7 +54,7 @@ def build_model(kind: str, **changes: Any) -> ViT:
 
 def preprocess_of(model: ViT) -> Preprocess:
     channels = model.config.channels
-    mean, std = np.linspace(0.3, 0.6, channels), np.linspace(0.2, 0.4, channels)
+    mean, std = (np.linspace(low, 0.6, channels).tolist() for low in (0.3, 0.2))
     return Preprocess(size=model.config.size, mean=tuple(mean), std=tuple(std), channels=channels)
 
 
