@@ -114,10 +114,10 @@ def test_only_files_that_grow_or_change_in_place_are_written_directly():
         "zoo/convert.py",
     }
     exceptions = {
-        "run/journal.py",  # the log of a run
+        "run/storage/journal.py",  # the log of a run
         "tuning/locks.py",  # the log of a search, repaired after a crash
         "data/sources/download.py",  # a partial download
-        "run/lock.py",  # lock files
+        "run/storage/lock.py",  # lock files
         "run/estimators.py",  # a temporary file, to pickle a model
     }
     for phrase in ("logs of a run and of a search", "partial download", "lock files", "temporary"):

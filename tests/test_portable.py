@@ -37,6 +37,7 @@ FOLDER += ["--data.workers", "2"]
 WINDOWS = [
     ["train", "digits", "--minutes", "0.00001", "--out", "digits-run"],  # fails
     ["demo", "--minutes", "0.2", "--out", "digits-run"],
+    ["remove", "digits-run/metrics.json"],  # as if killed before the end
     ["resume", "digits-run"],
     ["evaluate", "digits-run", "digits"],
     ["train", "photos", *FOLDER, *SMALL],

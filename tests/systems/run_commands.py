@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pkgutil
+import re
 import select
 import sys
 import time
@@ -36,10 +37,17 @@ def list_available() -> list[str]:
 
 
 def run(arguments: list[str]) -> int | str:
+    """The exit code of a command line, or its error; "remove FILE" removes a file."""
+    if arguments[0] == "remove":
+        os.remove(arguments[1])
+        return 0
     command.STARTED = time.monotonic()  # `--minutes` count from here
     try:
         command.main(arguments)
     except SystemExit as end:
+        longer = re.search(r"too short .* try --minutes ([\d.]+)", str(end.code))
+        if longer and arguments[0] == "demo":  # on a busy machine
+            return run(["demo", "--minutes", longer[1], *arguments[3:]])
         return end.code if isinstance(end.code, int) else str(end.code)
     return 0
 

@@ -19,10 +19,10 @@ LINUX_CALLS = "sched_getaffinity sched_setaffinity posix_fadvise posix_fallocate
 POSIX_MODULES = "fcntl resource pwd grp termios tty pty syslog"
 POSIX_CALLS = (
     "fork forkpty getuid geteuid getgid getegid getgroups getpgid getpgrp getsid setsid killpg "
-    "nice getpriority getloadavg pread preadv pwrite pwritev readv writev sendfile posix_spawn chown "
-    "fchown lchown chroot fchdir fdatasync sync statvfs fstatvfs pathconf sysconf confstr mkfifo "
-    "mknod uname lockf wait wait3 wait4 waitid register_at_fork O_DIRECTORY O_NOFOLLOW O_CLOEXEC "
-    "O_SYNC O_DSYNC O_NOCTTY O_PATH O_TMPFILE"
+    "nice getpriority getloadavg pread preadv pwrite pwritev readv writev sendfile posix_spawn "
+    "chown fchown lchown chroot fchdir fdatasync sync statvfs fstatvfs pathconf sysconf confstr "
+    "mkfifo mknod uname lockf wait wait3 wait4 waitid register_at_fork O_DIRECTORY O_NOFOLLOW "
+    "O_CLOEXEC O_SYNC O_DSYNC O_NOCTTY O_PATH O_TMPFILE"
 )
 SIGNAL_CALLS = "pthread_kill pthread_sigmask sigwait sigpending alarm setitimer pause SIG_BLOCK"
 WINDOWS_SIGNALS = "SIGINT SIGTERM SIGABRT SIGFPE SIGILL SIGSEGV"

@@ -235,7 +235,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {  # writer, part of th
     "one_member_twice": (one_member_twice, "lists"),
     "array_of_objects": (array_of_objects, "as object"),
     "lying_array": (lying_array, "but its shape is"),
-    "negative_array": (negative_array, "below 0"),
+    "negative_array": (negative_array, "negative dimension"),
     "header_beyond_the_file": (header_beyond_the_file, "not a valid safetensors"),
     "header_without_end": (header_without_end, "header of"),
     "header_of_the_wrong_shape": (header_of_the_wrong_shape, "not a valid safetensors"),

@@ -117,7 +117,6 @@ def unset(**options: Any) -> Any:
 
 # The simple kinds of flags.
 Switch: TypeAlias = Annotated[bool, tyro.conf.FlagCreatePairsOff, unset()]
-OptionalText: TypeAlias = Annotated[str | None, unset(metavar="STR")]
 OptionalInt: TypeAlias = Annotated[int | None, unset(metavar="INT")]
 OptionalFloat: TypeAlias = Annotated[float | None, unset(metavar="FLOAT")]
 OptionalPath: TypeAlias = Annotated[Path | None, unset(metavar="PATH")]

@@ -55,7 +55,7 @@ def open_data(
         is_file, is_folder = path.is_file(), path.is_dir()
         tars = shards.find_shards(path) if is_folder else []
     except OSError as error:
-        raise UserError(f"cannot open {data}: {error.strerror}") from error
+        raise UserError(f"cannot open {data}: {files.describe_os_error(error)}") from error
     if is_file and path.suffix.lower() in TABLE_SUFFIXES:
         return table.open_table(path, columns=names, **settings)
     if names != DEFAULT_COLUMNS:

@@ -16,7 +16,7 @@ LEVELS = 255  # steps of a uint8 activation
 # which saturate above 2 * 255 * 64. With 8 bits a file that is exact on a CPU with VNNI would be
 # wrong on one without, and nothing would say so.
 WEIGHT_LIMIT = 63
-SAMPLES = 20_000  # values of a layer's input per batch from which its range is estimated
+SAMPLES = 10_000  # values of a layer's input per batch from which its range is estimated
 CLIPPING = tuple(n / 20 for n in range(2, 21))  # fractions of the full range that are compared
 BATCH = 16  # images in a forward pass
 SENSITIVITY_IMAGES = 16
@@ -72,8 +72,10 @@ def fit_range(values: Tensor) -> Range:
         return Range(1.0, 0)
     candidates = []
     for fraction in CLIPPING:
-        scale = (high - low) * fraction / LEVELS
-        candidates.append(Range(scale, round(-low * fraction / scale)))
+        # GELU ends at -0.17, where clipping would hurt, and has its outliers on the other side
+        for bottom, top in ((low * fraction, high * fraction), (low, high * fraction)):
+            scale = max(top - bottom, 1e-12) / LEVELS
+            candidates.append(Range(scale, round(-bottom / scale)))
     return min(candidates, key=lambda one: float((one.quantise(values) - values).square().mean()))
 
 

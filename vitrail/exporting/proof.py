@@ -178,7 +178,8 @@ def check_differences(
             limit = max(limit, ROUNDING * measure_rounding(bundle, name, image))
         if worst > limit:
             where = f"image {image + 1} of {len(bundle.images)}"
-            where += f", class {index[1]}" if name == "logits" else f", position {index[1:]}"
+            position = ", ".join(str(int(number)) for number in index[1:])
+            where += f", {'class' if name == 'logits' else 'position'} {position}"
             part = locate(bundle.inputs(engine.pixels, slice(image, image + 1)))
             raise UserError(
                 f"the {name} of {engine.name} differ from PyTorch's by {worst:.2g} ({where}), more "

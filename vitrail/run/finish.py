@@ -85,7 +85,7 @@ def evaluate_best(
     tensors, best = world.load_on_leader(lambda: load_best(folder))
     model = ViT(recipe.vit).eval()
     model.load_state_dict(tensors)
-    del tensors  # they map the model file into memory, and Windows replaces no mapped file
+    del tensors  # they map the model file into memory, and Windows cannot replace a mapped file
     model.to(loader.device)
     dtype = compute_dtype(recipe.train.precision, loader.device)
     outputs = {

@@ -104,6 +104,7 @@ def resume_run(
         )
         progress = Progress.from_dict(stored)
         learner = restore_learner(recipe, tensors, target)
+        del tensors  # they map the checkpoint into memory, and Windows cannot delete a mapped file
         if skip_broken:
             world.on_leader(lambda: store_recipe(folder, recipe))
         tensorboard = world.on_leader(lambda: can_use_tensorboard(folder, options, terminal))

@@ -109,6 +109,8 @@ def worker_main(
         if error.errno not in files.ADVICE:
             raise
         errors.put(f"cannot continue: {files.describe_os_error(error)}")
+    finally:  # a SIGTERM from here on would only interrupt the exit
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def exit_with_parent(parent: Connection) -> None:

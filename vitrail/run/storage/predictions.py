@@ -181,7 +181,8 @@ def load_predictions(folder: Path) -> Predictions | None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # copies: Windows cannot replace a file that is mapped into memory
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             header = dict(json.loads((file.metadata() or {})[KEY]))
         valid = header["format"] == FORMAT and header.pop("sha256") == _checksum_tensors(tensors)
         splits = {
