@@ -19,18 +19,6 @@ with lock_folder(sys.argv[1]):
     time.sleep(float(sys.argv[2]))
 """
 
-HOLD_AND_FORK = """
-import os, signal, sys
-from vitrail.run.storage.lock import lock_folder
-with lock_folder(sys.argv[1]):
-    worker = os.fork()
-    if worker == 0:
-        os.close(1)
-        signal.pause()
-    print(worker, flush=True)
-    signal.pause()
-"""
-
 
 def test_a_second_process_is_refused_and_learns_who_holds_the_lock(tmp_path):
     with subprocess.Popen(
@@ -96,18 +84,6 @@ def test_workers_that_outlive_the_process_do_not_hold_its_lock(tmp_path):
     finally:
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
-
-
-def test_workers_that_outlive_a_killed_process_do_not_hold_its_lock(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD_AND_FORK, tmp_path], stdout=subprocess.PIPE
-    ) as holder:
-        worker = int(holder.stdout.readline())
-        holder.kill()
-    try:
-        assert attempt(tmp_path)
-    finally:
-        os.kill(worker, signal.SIGKILL)
 
 
 def test_a_folder_that_cannot_be_locked_is_an_error(tmp_path):
