@@ -28,11 +28,11 @@ SYSTEMS = Path(__file__).parent / "systems"
 CLASSES = ("żółw", "éclair")  # the code page of Western Europe has only the second
 PHOTOS = 24  # of each class
 
-# up to 64 pixels, workers only decode; above, they also augment every batch
-SMALL = ["--vit.image", "32", "--preprocess.size", "32", "--vit.patch", "8"]
-LARGE = ["--vit.image", "72", "--preprocess.size", "72", "--vit.patch", "24"]
-FOLDER = ["--out", "photos-run", "--model", "Pico/4", "--epochs", "1", "--train.batch", "8"]
-FOLDER += ["--data.workers", "2"]
+# The workers decode these images once. tests/data/test_loader.py covers spawned workers that
+# augment every batch, which takes several seconds for each of their starts.
+FOLDER = ["train", "photos", "--out", "photos-run", "--data.workers", "2", "--epochs", "1"]
+FOLDER += ["--model", "Pico/4", "--vit.image", "32", "--vit.patch", "8", "--preprocess.size", "32"]
+FOLDER += ["--train.batch", "8"]
 
 WINDOWS = [
     ["train", "digits", "--minutes", "0.00001", "--out", "digits-run"],  # fails
@@ -40,7 +40,7 @@ WINDOWS = [
     ["remove", "digits-run/metrics.json"],  # as if killed before the end
     ["resume", "digits-run"],
     ["evaluate", "digits-run", "digits"],
-    ["train", "photos", *FOLDER, *SMALL],
+    FOLDER,
     ["predict", "photos-run", "photos"],
     ["predict", "photos-run", "photos", "--csv"],
     ["evaluate", "photos-run", "photos"],
@@ -49,7 +49,7 @@ MACOS = [
     ["train", "digits", "--epochs", "1", "--out", "digits-run"],
     ["resume", "digits-run"],
     ["evaluate", "digits-run", "digits"],
-    ["train", "photos", *FOLDER, *LARGE],
+    FOLDER,
     ["predict", "photos-run", "photos"],
 ]
 

@@ -55,9 +55,9 @@ def run(arguments: list[str]) -> int | str:
 if __name__ == "__main__":
     available = list_available()
     codes = [run(arguments) for arguments in json.load(sys.stdin)]
-    modules = [module.name for module in pkgutil.walk_packages(vitrail.__path__, "vitrail.")]
-    for name in modules:
-        if name != "vitrail.__main__":
-            import_module(name)
+    if os.environ["VITRAIL_TEST_SYSTEM"] == "windows":  # which lacks more than macOS
+        for module in pkgutil.walk_packages(vitrail.__path__, "vitrail."):
+            if module.name != "vitrail.__main__":
+                import_module(module.name)
     with open(sys.argv[1], "w", encoding="ascii") as file:
         json.dump({"available": available, "codes": codes}, file)
