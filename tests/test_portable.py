@@ -3,6 +3,7 @@
 `systems/sitecustomize.py` hides what these systems lack and refuses what they refuse.
 """
 
+import ast
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import vitrail
 from vitrail.data.config import Augment, DataConfig, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
@@ -25,20 +27,21 @@ from vitrail.training.device import pick_device
 from vitrail.training.learner import compute_dtype
 
 SYSTEMS = Path(__file__).parent / "systems"
+POSIX_MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "posix"}
 CLASSES = ("żółw", "éclair")  # the code page of Western Europe has only the second
 PHOTOS = 24  # of each class
 
 # The workers decode these images once. tests/data/test_loader.py covers spawned workers that
 # augment every batch, which takes several seconds for each of their starts.
-FOLDER = ["train", "photos", "--out", "photos-run", "--data.workers", "2", "--epochs", "1"]
+FOLDER = ["without-report", "train", "photos", "--out", "photos-run", "--data.workers", "2"]
 FOLDER += ["--model", "Pico/4", "--vit.image", "32", "--vit.patch", "8", "--preprocess.size", "32"]
-FOLDER += ["--train.batch", "8"]
+FOLDER += ["--epochs", "1", "--train.batch", "8"]
 
 WINDOWS = [
     ["train", "digits", "--minutes", "0.00001", "--out", "digits-run"],  # fails
-    ["demo", "--minutes", "0.2", "--out", "digits-run"],
+    ["demo", "--minutes", "0.15", "--out", "digits-run"],
     ["remove", "digits-run/metrics.json"],  # as if killed before the end
-    ["resume", "digits-run"],
+    ["without-report", "resume", "digits-run"],
     ["evaluate", "digits-run", "digits"],
     FOLDER,
     ["predict", "photos-run", "photos"],
@@ -110,7 +113,7 @@ def test_training_and_prediction_work_where_linux_is_hidden(tmp_path, system, co
     for run in ("digits-run", "photos-run"):
         metrics = json.loads((tmp_path / run / "metrics.json").read_bytes())
         assert metrics["test"]["accuracy"] > 0.1
-        assert (tmp_path / run / "report.html").is_file()
+    assert (tmp_path / "digits-run" / "report.html").is_file()
     started = (tmp_path / "processes").read_text().split()
     assert len(started) >= 3  # this process and two workers, which import vitrail by themselves
     assert len({*started}) == len(started)
@@ -127,6 +130,15 @@ def test_auto_picks_a_gpu_of_apple_where_there_is_no_other(monkeypatch):
     assert compute_dtype("bfloat16", device) == torch.bfloat16
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("auto", local_rank=1) == torch.device("cuda", 1)
+
+
+def test_no_module_imports_what_only_posix_has():
+    package = Path(vitrail.__file__).parent
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not POSIX_MODULES & {*names}, f"{path}, line {node.lineno}"
 
 
 class WithoutFloat64(TorchDispatchMode):

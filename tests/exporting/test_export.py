@@ -222,6 +222,8 @@ def test_more_layers_stay_in_float_until_the_loss_is_within_the_limit(
     monkeypatch.setattr(quantize, "TARGET_ERROR", 1.0)
     result = export(tmp_path / "a.onnx", int8=True, images=images, labels=labels, max_loss=5.1)
     assert len(tried) == 2 and len(result.proof.float_layers) == 1
+    assert result.proof.attempts == 2  # chosen on the images that judge it: the card says so
+    assert "best of 2 int8 forms was chosen on these images" in result._repr_html_()
 
 
 def test_int8_needs_a_runtime_that_has_it(export, tmp_path, images, labels):

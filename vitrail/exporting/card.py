@@ -56,9 +56,14 @@ def describe_accuracy(proof: Proof) -> str:
     if proof.accuracy is None:
         return ""
     low, high = (100 * bound for bound in proof.accuracy.interval)
+    selected = (
+        f" The best of {proof.attempts} int8 forms was chosen on these images, so other images "
+        f"may lose slightly more."
+    )
     return (
         f"{format_percent(proof.accuracy.before)} in PyTorch, "
         f"{format_percent(proof.accuracy.after)} exported, on "
         f"{format_count(proof.accuracy.images, 'labelled image')}. The 95 % confidence interval "
         f"of the change is {low:+.1f} to {high:+.1f} points (paired)."
+        f"{selected if proof.attempts > 1 else ''}"
     )

@@ -247,6 +247,7 @@ def quantize_until_accurate(
         if proof.accuracy.loss <= max_loss:
             break
     loss, best, proof = min(attempts, key=lambda attempt: attempt[0])
+    proof = replace(proof, attempts=len(attempts))
     if loss > max_loss and not force:
         assert proof.accuracy is not None
         before, after = map(format_percent, (proof.accuracy.before, proof.accuracy.after))

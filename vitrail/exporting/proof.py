@@ -45,6 +45,7 @@ class Proof:
     ties: int  # images whose two highest logits are equal within the tolerance
     accuracy: AccuracyChange | None = None  # on labelled images
     float_layers: tuple[str, ...] = ()  # int8: layers whose activations stay in float32
+    attempts: int = 1  # int8: forms that were measured on these images before this one was taken
 
     @property
     def largest_difference(self) -> float:
