@@ -78,7 +78,7 @@ def test_changed_training_data_is_evaluated_with_a_warning(model, data, tmp_path
     predictor = load(model).predictor
     shutil.copytree(data, tmp_path / "copy")
     (tmp_path / "copy" / "cat" / "3.png").unlink()
-    training_data = {**predictor.training_data, "source": str(tmp_path / "copy")}
+    training_data = replace(predictor.training_data, source=str(tmp_path / "copy"))
     predictor = replace(predictor, training_data=training_data)
     assert open_evaluation_data(predictor, tmp_path / "copy", None)[1] == "test"
     assert "some of these images may be training images" in caplog.messages[0]

@@ -79,7 +79,7 @@ def test_the_probability_is_calibrated_unless_raw_is_given(capsys, model, pictur
 
     weights, metadata = load_model(model)
     path = tmp_path / "calibrated.safetensors"
-    save_model(path, weights, {**metadata, "temperature": 3.0})
+    save_model(path, weights, {**metadata.document, "temperature": 3.0})
     for flags, raw in (((), False), (("--raw",), True)):
         out = tmp_path / f"out-{raw}"
         _, printed, _ = explain(capsys, path, pictures / "b", "--out", out, "--json", *flags)

@@ -55,7 +55,7 @@ def other(folder, tmp_path):
     model, metadata = load_model(folder / "model.safetensors")
     model.norm.bias.data[0] += 1
     (tmp_path / "other").mkdir()
-    save_model(tmp_path / "other" / "other.safetensors", model, metadata)
+    save_model(tmp_path / "other" / "other.safetensors", model, metadata.document)
     return tmp_path / "other" / "other.safetensors"
 
 
@@ -79,7 +79,7 @@ def test_cls_features_can_be_requested(capsys, folder, tmp_path):
 
     model, (_, metadata) = tiny(), load_model(folder / "model.safetensors")
     path = tmp_path / "cls.safetensors"
-    save_model(path, model, {**metadata, "vit": vars(model.config)})
+    save_model(path, model, {**metadata.document, "vit": vars(model.config)})
     arguments = ("--kind", "nearest-mean", "--features", "cls", "--out", tmp_path / "h.skops")
     code, out, _ = call(capsys, "head", path, "digits", *arguments, "--json")
     assert code == 0 and json.loads(out)[0]["accuracy"] > 0.3
@@ -239,7 +239,9 @@ def test_weights_without_a_head_can_get_one(folder, tmp_path):
     _, metadata = load_model(folder / "model.safetensors")
     bare = load_weights(folder, vit={"head": "none"}).model
     save_model(
-        tmp_path / "bare.safetensors", bare, {**metadata, "classes": [], "vit": vars(bare.config)}
+        tmp_path / "bare.safetensors",
+        bare,
+        {**metadata.document, "classes": [], "vit": vars(bare.config)},
     )
     headed = vitrail.head(tmp_path / "bare.safetensors", RandomForestClassifier(20))
     assert headed.fit("digits").score("digits") > 0.6

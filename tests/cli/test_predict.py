@@ -48,7 +48,7 @@ def test_logits_that_are_not_finite_are_reported(capsys, folder, good, tmp_path)
 
     model, metadata = load_model(folder / "model.safetensors")
     model.head.bias.data[0] = float("nan")
-    metadata = {key: metadata[key] for key in ("classes", "preprocess")}
+    metadata = {key: metadata.document[key] for key in ("classes", "preprocess")}
     save_model(tmp_path / "nan.safetensors", model, metadata)
     code, errors = told(capsys, tmp_path / "nan.safetensors", good)
     assert code == 1

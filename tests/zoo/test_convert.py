@@ -173,8 +173,8 @@ def test_a_converted_file_has_complete_metadata(tmp_path):
     )
     model, metadata = load_model(tmp_path / "out" / "model.safetensors")
     samples.equal(model, "timm-cls")
-    assert metadata["preprocess"]["mean"] == [0.485, 0.456, 0.406]
-    assert metadata["weights"] == {"source": str(path), "format": "timm"}
+    assert metadata.preprocess.mean == (0.485, 0.456, 0.406)
+    assert metadata.document["weights"] == {"source": str(path), "format": "timm"}
     assert load_weights(tmp_path / "out").report.assumed == []
 
 
@@ -182,12 +182,12 @@ def test_adapted_weights_lose_temperature_and_metrics(tmp_path):
     metadata = {"classes": list("abcdefg"), "temperature": 1.5, "metrics": {"val": 0.9}}
     save_model(tmp_path / "in.safetensors", filled(ViTConfig(**TINY)), metadata)
     convert(tmp_path / "in.safetensors", "vitrail", tmp_path / "same.safetensors")
-    assert load_weights(tmp_path / "same.safetensors").metadata["temperature"] == 1.5
+    assert load_weights(tmp_path / "same.safetensors").metadata.temperature == 1.5
     convert(
         tmp_path / "in.safetensors", "vitrail", tmp_path / "new.safetensors", vit={"classes": 3}
     )
-    assert load_weights(tmp_path / "new.safetensors").metadata["temperature"] is None
-    assert load_weights(tmp_path / "new.safetensors").metadata["classes"] is None
+    assert load_weights(tmp_path / "new.safetensors").metadata.temperature is None
+    assert load_weights(tmp_path / "new.safetensors").metadata.classes is None
 
 
 UNSAID: list[tuple[str, dict[str, Any], str]] = [

@@ -242,8 +242,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {  # writer, part of th
     "overlap": (overlap, "not a valid safetensors"),
     "gap": (gap, "not a valid safetensors"),
     "long_header": (long_header, "header of"),
-    "deep_metadata": (deep_metadata, "invalid metadata"),
-    "too_large_a_model": (too_large_a_model, "too large"),
+    "deep_metadata": (deep_metadata, "nested deeper"),
+    "too_large_a_model": (too_large_a_model, "at most 1,000,000"),
     "not_the_model_it_speaks_of": (
         not_the_model_it_speaks_of,
         "the model that its metadata describes",

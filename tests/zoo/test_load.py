@@ -525,7 +525,7 @@ def test_a_vitrail_file_states_everything(tmp_path, folder):
     for name, x in model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], x)
     assert loaded.classes == ("a", "b", "c") and loaded.preprocess.mean == (0.1, 0.1, 0.1)
-    assert loaded.metadata["temperature"] == 1.5 and loaded.report.assumed == []
+    assert loaded.metadata.temperature == 1.5 and loaded.report.assumed == []
 
 
 def test_a_vitrail_file_is_adapted_like_any_other(tmp_path):

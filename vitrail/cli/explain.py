@@ -249,7 +249,7 @@ def validation_images(classifier: "Classifier") -> Iterator[Any]:
     from vitrail.display.page import pick_evenly
     from vitrail.inference.evaluate import open_evaluation_data
 
-    data = classifier.metadata.get("data", {}).get("source")
+    data = classifier.metadata.data.source
     if not data:
         return
     try:

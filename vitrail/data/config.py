@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from vitrail.errors import UserError
 
+MAX_SIZE = 65_536  # pixels of a side, or channels; no image format here has larger sides
 MIN_CROP = 0.05  # a smaller ratio would resize images to more than 20 times `size`
 
 Policy = Literal["none", "trivial", "rand"]
@@ -71,6 +72,8 @@ class Preprocess:
         }.items():
             if not isinstance(number, int) or number < 1:
                 raise UserError(f"{name} is {number!r}; give a whole number of at least 1")
+            if max(number, self.height, self.width) > MAX_SIZE:
+                raise UserError(f"{name} is too large; give a whole number of at most {MAX_SIZE:,}")
         if not MIN_CROP <= self.crop <= 1:
             raise UserError(f"crop is {self.crop}; give a ratio from {MIN_CROP} to 1")
         if self.interpolation not in get_args(Interpolation):

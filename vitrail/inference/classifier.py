@@ -26,6 +26,7 @@ from vitrail.model.vit import ViT
 from vitrail.training.device import pick_device
 from vitrail.zoo import load as zoo
 from vitrail.zoo.load import log_weight_changes
+from vitrail.zoo.metadata import Metadata, decode_metadata
 from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Classifier:
         model: ViT,
         classes: Sequence[str],
         preprocess: Preprocess,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Metadata | Mapping[str, Any] | None = None,
         device: str | torch.device = "auto",
     ):
         """
@@ -62,7 +63,7 @@ class Classifier:
             model: a ViT with a head
             classes: one name for each output of the head
             preprocess: how images become the input of the model
-            metadata: other entries of the model file, such as the temperature
+            metadata: what the model file says, such as the temperature
             device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
         """
         if model.config.head == "none":
@@ -77,14 +78,16 @@ class Classifier:
         self.model = model.eval().to(self.device)
         self.classes = tuple(classes)
         self.preprocess = preprocess
-        self.metadata = dict(metadata or {})
+        self.metadata = (
+            metadata if isinstance(metadata, Metadata) else decode_metadata(metadata or {})
+        )
         self.predictor = Predictor(
             network=self.model,
             classes=self.classes,
             preprocess=preprocess,
             device=self.device,
-            temperature=self.metadata.get("temperature"),
-            training_data=self.metadata.get("data", {}),
+            temperature=self.metadata.temperature,
+            training_data=self.metadata.data,
         )
 
     @property

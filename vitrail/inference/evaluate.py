@@ -195,7 +195,7 @@ def open_evaluation_data(
     training images. A table's columns have the names used in training, except those in `columns`.
     """
     trained = predictor.training_data
-    checksum = trained.get("fingerprint")
+    checksum = trained.fingerprint
     source, is_training_data = _open_with_classes(predictor, data, columns)
     if split is None:
         held_out = len(split_indices(source, "test"))
@@ -216,7 +216,7 @@ def _open_with_classes(
 ) -> tuple[Source, bool]:
     """The data, and whether it is the data that the predictor was trained on."""
     trained = predictor.training_data
-    checksum = trained.get("fingerprint")
+    checksum = trained.fingerprint
     if not isinstance(data, str | Path):
         if tuple(data.classes) != predictor.classes:
             raise UserError(
@@ -226,8 +226,8 @@ def _open_with_classes(
         return data, checksum is not None and fingerprint(data) == checksum
     names = DEFAULT_COLUMNS
     if columns or Path(data).suffix.lower() in TABLE_SUFFIXES:
-        names = make_columns({**trained.get("columns", {}), **(columns or {})})
-    is_training_data = trained.get("source") == resolve_data(data)
+        names = make_columns({**trained.columns, **(columns or {})})
+    is_training_data = trained.source == resolve_data(data)
     source = open_data(data, columns=names, classes=predictor.classes, split=is_training_data)
     if not is_training_data and (moved := _open_moved_data(source, data, names, checksum)):
         return moved, True

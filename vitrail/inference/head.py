@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vitrail.data.config import Columns, Preprocess
 from vitrail.data.open import make_columns, open_data, resolve_data
 from vitrail.data.source import SPLITS, Source, fingerprint
+from vitrail.decoding import decode_table
 from vitrail.errors import UserError
 from vitrail.heads.features import (
     Examples,
@@ -34,6 +35,7 @@ from vitrail.model.vit import ViT
 from vitrail.training.device import pick_device
 from vitrail.zoo import load as zoo
 from vitrail.zoo.load import log_weight_changes
+from vitrail.zoo.metadata import TrainingData
 from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ class FeatureClassifier:
             device=self.device,
             # logits of heads without probabilities are already divided by the temperature
             temperature=head.temperature if has_probabilities(head.estimator) else 1.0,
-            training_data=head.data,
+            training_data=decode_table(TrainingData, head.data, "data"),
         )
 
     def fit(

@@ -1,6 +1,6 @@
 """Images in, calibrated predictions out, from any network that returns logits."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
@@ -22,6 +22,7 @@ from vitrail.data.image import load_image
 from vitrail.data.preprocess import preprocess
 from vitrail.errors import UserError
 from vitrail.training.learner import compute_dtype
+from vitrail.zoo.metadata import TrainingData
 
 # everything that `load_image` reads
 ImageInput = str | Path | bytes | bytearray | memoryview | np.ndarray | Image.Image
@@ -81,7 +82,7 @@ class Predictor:
     preprocess: Preprocess
     device: torch.device
     temperature: float | None = None  # divides the logits; None: not fitted
-    training_data: Mapping[str, Any] = field(default_factory=dict)  # source, columns, fingerprint
+    training_data: TrainingData = field(default_factory=TrainingData)
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

@@ -17,6 +17,9 @@ StemKind = Literal["patch", "r26", "r50"]
 STAGES = {("r26", 32): (2, 2, 2, 2), ("r50", 16): (3, 4, 9), ("r50", 32): (3, 4, 6, 3)}
 
 
+MAX_SETTING = 1_000_000  # larger numbers are mistakes, and products of them overflow
+
+
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
     """An architecture: every setting that a published Vision Transformer needs, and no other.
@@ -146,13 +149,15 @@ class ViTConfig:
         for name in ("patch", "channels", "classes", "width", "depth", "heads"):
             counts[name] = getattr(self, name)
         for name, number in counts.items():
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise UserError(f"{name} is {number!r}; give a whole number of at least 1")
-        if not isinstance(self.registers, int) or self.registers < 0:
-            raise UserError(f"registers is {self.registers!r}; give a whole number of at least 0")
+            _check_count(name, number, 1)
+        _check_count("image", max(self.size), 1)
+        _check_count("registers", self.registers, 0)
         for name in ("mlp_ratio", "eps"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(f"{name} is {getattr(self, name)}; give a number above 0")
+            value = getattr(self, name)
+            if not 0 < value <= MAX_SETTING:
+                raise UserError(
+                    f"{name} is {value}; give a number above 0, at most {MAX_SETTING:,}"
+                )
         for name in ("drop_path", "dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(
@@ -192,6 +197,15 @@ class ViTConfig:
             raise UserError(
                 f"stem {self.stem} has no variant with patch {self.patch}; use patch {known}"
             )
+
+
+def _check_count(name: str, number: object, least: int) -> None:
+    """Raises unless a setting is a whole number from `least` to `MAX_SETTING`."""
+    whole = isinstance(number, int) and not isinstance(number, bool)
+    if not whole or number < least:  # type: ignore[operator]
+        raise UserError(f"{name} is {number!r:.40}; give a whole number of at least {least}")
+    if number > MAX_SETTING:  # type: ignore[operator]
+        raise UserError(f"{name} is {number!r:.40}; give a whole number of at most {MAX_SETTING:,}")
 
 
 def check_image_size(height: int, width: int, patch: int) -> None:

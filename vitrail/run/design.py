@@ -102,7 +102,7 @@ def choose_settings(
             f"`model` {request.model} and `weights` {weights} both name a model; give one of them"
         )
     loaded = load_for_fine_tuning(summary, weights, request.settings)
-    name = loaded.metadata.get("name") or Path(weights).name
+    name = loaded.metadata.name or Path(weights).name
     timed = request.minutes is not None or steps > 0
     choice = auto.choose_fine_tuning(
         summary, name, loaded.model.config, loaded.preprocess, epochs, timed

@@ -18,13 +18,14 @@ from vitrail.data.loader import Loader
 from vitrail.data.source import split_indices
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import accuracy, log_loss
-from vitrail.run.progress import Best, Progress
+from vitrail.run.progress import Progress
 from vitrail.run.recipe import Recipe
 from vitrail.run.recorder import NullRecorder
 from vitrail.run.storage.predictions import SplitOutputs, predict_split_distributed
 from vitrail.training import loop
 from vitrail.training.distributed import SINGLE, World
 from vitrail.training.learner import Learner
+from vitrail.zoo.metadata import Best
 
 
 class Stopped(SystemExit):

@@ -21,6 +21,7 @@ from vitrail.run.image_list import class_names, hold_out_validation, list_images
 from vitrail.run.train import train
 from vitrail.training.device import pick_device
 from vitrail.zoo.file import load_model, save_model
+from vitrail.zoo.metadata import Metadata
 from vitrail.zoo.weights import Normalisation
 
 try:
@@ -162,16 +163,18 @@ class ViTClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         state = dict(super().__getstate__())
         if "classifier_" in state:
             one: Classifier = state["classifier_"]
-            described = {**one.metadata, "classes": list(one.classes)}
+            described = {**one.metadata.document, "classes": list(one.classes)}
             state["classifier_"] = _pack_model(one.model, one.preprocess, described)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         if isinstance(packed := state.get("classifier_"), bytes):
-            model, preprocess, metadata = _unpack_model(packed)
+            model, metadata = _unpack_model(packed)
+            assert metadata.classes is not None and metadata.preprocess is not None
+            device = state.get("device", "auto")
             state["classifier_"] = Classifier(
-                model, metadata["classes"], preprocess, metadata, state.get("device", "auto")
+                model, metadata.classes, metadata.preprocess, metadata, device
             )
         super().__setstate__(state)
 
@@ -268,10 +271,11 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         if isinstance(packed := state.get("extractor_"), bytes):
-            model, preprocess, _ = _unpack_model(packed)
+            model, metadata = _unpack_model(packed)
+            assert metadata.preprocess is not None
             state["extractor_"] = FeatureExtractor(
                 model=model.to(pick_device(state["device"])),
-                preprocess=preprocess,
+                preprocess=metadata.preprocess,
                 features=Features(kind=state["features"], layers=tuple(state["layers"])),
                 batch=state["batch"],
             )
@@ -318,9 +322,8 @@ def _pack_model(model: ViT, preprocess: Preprocess, metadata: Mapping[str, Any])
         return path.read_bytes()
 
 
-def _unpack_model(content: bytes) -> tuple[ViT, Preprocess, dict[str, Any]]:
+def _unpack_model(content: bytes) -> tuple[ViT, Metadata]:
     with TemporaryDirectory(prefix="vitrail-") as folder:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(content)
-        model, metadata = load_model(path)
-    return model, Preprocess.from_dict(metadata["preprocess"]), metadata
+        return load_model(path)

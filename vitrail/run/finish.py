@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def evaluate_best(
 def load_best(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The weights of the best evaluation, and its scores."""
     model, metadata = load_model(folder / MODEL)
-    return model.state_dict(), metadata["best"]
+    return model.state_dict(), asdict(metadata.best) if metadata.best else None
 
 
 def write_results(

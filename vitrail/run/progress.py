@@ -4,15 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """The evaluation whose weights are the best so far."""
-
-    val_accuracy: float
-    val_loss: float
-    epoch: int
-    step: int
+from vitrail.zoo.metadata import Best
 
 
 @dataclass(kw_only=True)

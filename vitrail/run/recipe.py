@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from vitrail import files
 from vitrail.data.config import Augment, Columns, DataConfig, Preprocess
+from vitrail.decoding import describe_type, has_type
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.training.config import TrainConfig
 
 FORMAT = 1  # version of recipe.toml
-TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 T = TypeVar("T")
 
@@ -144,29 +143,6 @@ def check_settings(cls: type, table: Mapping[str, Any], prefix: str = "") -> Non
             check_settings(section, value, f"{prefix}{key}.")
         else:
             raise UserError(f"{prefix}{key} is {value!r}; give a section [{prefix}{key}]")
-
-
-def has_type(value: object, hint: Any) -> bool:
-    """Whether a value suits a type hint; a list is accepted for a tuple."""
-    if get_origin(hint) in (Union, UnionType):
-        return any(has_type(value, part) for part in get_args(hint))
-    if get_origin(hint) is tuple:
-        part = get_args(hint)[0]
-        return isinstance(value, list | tuple) and all(has_type(entry, part) for entry in value)
-    if get_origin(hint) is Literal:
-        return isinstance(value, str)  # the config itself checks the choice
-    if hint in (int, float):
-        number = int if hint is int else int | float
-        return isinstance(value, number) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def describe_type(hint: Any) -> str:
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(describe_type(part) for part in get_args(hint) if part is not NoneType)
-    if get_origin(hint) is tuple:
-        return "a list of numbers"
-    return TYPE_NAMES.get(hint, "a string")
 
 
 def recipe_to_toml(recipe: Recipe) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from vitrail.run.progress import Best, Progress
+from vitrail.run.progress import Progress
 from vitrail.run.recipe import Recipe
 from vitrail.run.request import Options
 from vitrail.run.storage.journal import Journal
@@ -17,6 +17,7 @@ from vitrail.training import checkpoint
 from vitrail.training.distributed import World
 from vitrail.training.learner import Learner
 from vitrail.zoo.file import save_model
+from vitrail.zoo.metadata import Best
 
 
 class NullRecorder:

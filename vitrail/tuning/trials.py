@@ -168,5 +168,4 @@ def final_folder(trial: "FrozenTrial", folder: Path) -> Path:
 def best_val_loss(folder: Path) -> float:
     """Validation loss of the weights that a run kept."""
     metadata, _ = read_model_file(folder / MODEL)
-    best = metadata["best"]
-    return float(best["val_loss"]) if best else math.inf
+    return metadata.best.val_loss if metadata.best else math.inf

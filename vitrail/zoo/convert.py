@@ -115,7 +115,7 @@ def check_conversion_target(to: str, out: Path, is_file: bool) -> None:
 def build_metadata(loaded: LoadedModel) -> dict[str, Any]:
     """The metadata of a Vitrail model file, without the keys that `save_model` adds."""
     added = ("format", "vit", "versions")
-    stored = {name: value for name, value in loaded.metadata.items() if name not in added}
+    stored = {key: value for key, value in loaded.metadata.document.items() if key not in added}
     return {
         "temperature": None,
         "metrics": {},

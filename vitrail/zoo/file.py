@@ -16,13 +16,10 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.cost import count_parameters
 from vitrail.model.vit import ViT
-
-FORMAT_VERSION = 1
-METADATA_KEY = "vitrail"  # the only key of the safetensors metadata; its value is JSON
-MAX_SETTING = 1_000_000  # of an architecture; larger numbers are rejected before anything is built
+from vitrail.zoo.metadata import FORMAT_VERSION, METADATA_KEY, Metadata, parse_metadata
 
 
-def save_model(path: str | Path, model: ViT, metadata: dict[str, Any]) -> None:
+def save_model(path: str | Path, model: ViT, metadata: Mapping[str, Any]) -> None:
     """Writes the weights with `metadata`: classes, preprocessing, metrics, anything JSON holds."""
     versions = {"vitrail": __version__, "torch": torch.__version__}
     complete = {
@@ -35,11 +32,10 @@ def save_model(path: str | Path, model: ViT, metadata: dict[str, Any]) -> None:
     files.write_file(path, save(tensors, {METADATA_KEY: json.dumps(complete)}))
 
 
-def load_model(path: str | Path) -> tuple[ViT, dict[str, Any]]:
+def load_model(path: str | Path) -> tuple[ViT, Metadata]:
     """The model in evaluation mode, and its metadata."""
     metadata, tensors = read_model_file(Path(path))
-    metadata = check_version(metadata, str(path))
-    config = read_architecture(metadata, sum(x.numel() for x in tensors.values()), str(path))
+    config = check_architecture(metadata, sum(x.numel() for x in tensors.values()), str(path))
     with torch.device("meta"):
         model = ViT(config)
     expected = {name: x.shape for name, x in model.state_dict().items()}
@@ -55,46 +51,30 @@ def load_model(path: str | Path) -> tuple[ViT, dict[str, Any]]:
     return model.eval(), metadata
 
 
-def read_model_file(path: Path) -> tuple[Any, dict[str, Tensor]]:
-    """The metadata, unchecked, and the tensors."""
+def read_model_file(path: Path) -> tuple[Metadata, dict[str, Tensor]]:
+    """The metadata and the tensors."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if METADATA_KEY not in metadata:
                 raise UserError(f"{path} is not a model file of Vitrail: its metadata is missing")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return json.loads(metadata[METADATA_KEY]), tensors
+            return parse_metadata(metadata[METADATA_KEY], str(path)), tensors
     except UserError:
         raise
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; give a run folder or a model file") from error
-    except (SafetensorError, ValueError, RecursionError, OSError) as error:
+    except (SafetensorError, ValueError, OSError) as error:
         raise UserError(f"cannot read the model {path}: {error}") from error
 
 
-def check_version(metadata: Any, source: str) -> dict[str, Any]:
-    """The metadata, if this version of Vitrail can read it."""
-    if isinstance(metadata, dict) and metadata.get("format") == FORMAT_VERSION:
-        return metadata
-    found = metadata.get("format") if isinstance(metadata, dict) else metadata
-    raise UserError(
-        f"{source} has format {found!r:.80}, this version reads {FORMAT_VERSION}; "
-        f"use the version of Vitrail that wrote it"
-    )
-
-
-def read_architecture(metadata: Mapping[str, Any], elements: int, source: str) -> ViTConfig:
+def check_architecture(metadata: Metadata, elements: int, source: str) -> ViTConfig:
     """The architecture in the metadata; raises unless it has `elements` parameters."""
-    try:
-        settings = dict(metadata["vit"])
-        if any(isinstance(x, int | float) and abs(x) > MAX_SETTING for x in settings.values()):
-            raise UserError(f"{source} describes a model that is too large: {settings}")
-        config = ViTConfig(**settings)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{source} does not describe its model: {error}") from error
-    if count_parameters(config) != elements:
+    if metadata.vit is None:
+        raise UserError(f"{source} does not describe its model; download or train it again")
+    if count_parameters(metadata.vit) != elements:
         raise UserError(
             f"{source} does not contain the model that its metadata describes: it has {elements:,} "
-            f"elements, the model has {count_parameters(config):,} parameters"
+            f"elements, the model has {count_parameters(metadata.vit):,} parameters"
         )
-    return config
+    return metadata.vit

@@ -1,6 +1,5 @@
 """Loads weights of any known layout into a model, and reports what was changed or assumed."""
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -15,12 +14,13 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.zoo.architecture import HIDDEN_SETTINGS, Architecture, infer_architecture
-from vitrail.zoo.file import METADATA_KEY, check_version, read_architecture
+from vitrail.zoo.file import check_architecture
 from vitrail.zoo.files.lazy import FileContents
 from vitrail.zoo.files.open import open_weights
 from vitrail.zoo.layouts.layout import CheckpointConfig, MappedStateDict
 from vitrail.zoo.layouts.mapping import map_tensors
 from vitrail.zoo.locate import CheckpointFiles, locate_checkpoint
+from vitrail.zoo.metadata import METADATA_KEY, Metadata, parse_metadata
 from vitrail.zoo.state_dict import build_model
 from vitrail.zoo.weights import Normalisation, find_published
 
@@ -52,7 +52,7 @@ class LoadedModel:
     model: ViT  # in evaluation mode
     classes: tuple[str, ...] | None  # None: unknown
     preprocess: Preprocess | None  # None: unknown
-    metadata: dict[str, Any]  # of a Vitrail model file; empty for foreign files
+    metadata: Metadata  # of a Vitrail model file; empty for foreign files
     report: LoadReport
 
 
@@ -72,17 +72,17 @@ def load_weights(
     requested, source = dict(vit or {}), str(path)
     checkpoint = locate_checkpoint(path)
     contents = open_weights(checkpoint.weights)
-    metadata: dict[str, Any] = {}
+    metadata = Metadata()
     if METADATA_KEY in contents.metadata:
-        metadata = parse_metadata(contents, source)
+        metadata = parse_metadata(contents.metadata[METADATA_KEY], source)
         mapped, architecture, config = read_own_file(contents, metadata, source)
     else:
         mapped, architecture = read_foreign_file(contents, checkpoint, requested, source)
         config = checkpoint.config
     wanted = apply_settings(architecture.vit, requested, source)
     model, changes = build_model(mapped, architecture, wanted, source)
-    if metadata and (changes.resized or changes.adapted):  # they were measured on another model
-        metadata |= {"temperature": None, "metrics": {}}
+    if changes.resized or changes.adapted:  # they were measured on another model
+        metadata = metadata.change(temperature=None, metrics={})
     assumed = [*mapped.assumed, *architecture.assumed, *config.assumed]
     return LoadedModel(
         model=model,
@@ -101,21 +101,12 @@ def load_weights(
     )
 
 
-def parse_metadata(contents: FileContents, source: str) -> dict[str, Any]:
-    try:
-        metadata = json.loads(contents.metadata[METADATA_KEY])
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source} has invalid metadata: {error}; download it again") from error
-    return check_version(metadata, source)
-
-
 def read_own_file(
-    contents: FileContents, metadata: Mapping[str, Any], source: str
+    contents: FileContents, metadata: Metadata, source: str
 ) -> tuple[MappedStateDict, Architecture, CheckpointConfig]:
     """A Vitrail model file, whose metadata states everything."""
     elements = sum(torch.Size(tensor.shape).numel() for tensor in contents.tensors.values())
-    vit = read_architecture(metadata, elements, source)
-    classes, preprocess = metadata.get("classes"), metadata.get("preprocess")
+    vit = check_architecture(metadata, elements, source)
     return (
         MappedStateDict(
             format="vitrail",
@@ -123,8 +114,8 @@ def read_own_file(
         ),
         Architecture(vit=vit, embedded_tokens=vit.class_tokens),
         CheckpointConfig(
-            classes=tuple(classes) if classes else None,
-            preprocess=Preprocess.from_dict(preprocess).to_dict() if preprocess else None,
+            classes=metadata.classes or None,
+            preprocess=metadata.preprocess.to_dict() if metadata.preprocess else None,
         ),
     )
 

@@ -48,13 +48,14 @@ from vitrail.run.storage.record import FIGURES, MODEL, REPORT, Record, read_run
 from vitrail.training.device import pick_device
 from vitrail.training.learner import compute_dtype
 from vitrail.zoo.file import load_model
+from vitrail.zoo.metadata import Metadata
 
 MAX_TRAINING_IMAGES = 10_000  # predicted for the training confusion matrix
 MIN_TRAINING_IMAGES = 500  # predicted no matter how long it takes
 CPU_SECONDS = 30.0  # for these predictions on a CPU; a slow model predicts fewer images
 DISTANCE_IMAGES = 32  # validation images on which attention distance is measured
 
-TrainedModel = tuple[ViT, dict[str, Any]]  # the best model so far, and its file's metadata
+TrainedModel = tuple[ViT, Metadata]  # the best model so far, and its file's metadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,7 @@ def reopen_data(record: Record, trained: TrainedModel | None) -> tuple[Source | 
         source = open_data(name, columns=record.recipe.data.columns)
     except UserError as error:
         return None, str(error)
-    if trained is not None and trained[1]["data"]["fingerprint"] != fingerprint(source):
+    if trained is not None and trained[1].data.fingerprint != fingerprint(source):
         return None, f"{name} has changed since this run"
     return source, ""
 
@@ -149,7 +150,7 @@ def complete_predictions(
     loader = loader or make_loader(record.recipe, source, pick_device("auto"))
     model, metadata = copy.deepcopy(trained[0]).to(loader.device), trained[1]
     dtype = compute_dtype(record.recipe.train.precision, loader.device)
-    temperature = metadata["temperature"]
+    temperature = metadata.temperature
     by_split: dict[Split, SplitPredictions] = dict(stored.splits) if stored else {}
     splits: list[Split] = ["train", "val"]
     if record.metrics["test"]:  # else the run was not evaluated on it
@@ -159,10 +160,10 @@ def complete_predictions(
             limit = training_image_limit(record, loader) if split == "train" else None
             outputs = predict_split(model, loader, split, dtype, limit)
             by_split[split] = outputs.to_predictions(temperature)
-    checksum = metadata["data"]["fingerprint"]
+    checksum = metadata.data.fingerprint or ""
     described = describe_predictions(source, checksum, by_split, temperature)
-    if "environment" in metadata:
-        described["environment"] = metadata["environment"]
+    if metadata.environment:
+        described["environment"] = metadata.environment
     described |= stored.metadata if stored else {}
     completed = Predictions(splits=by_split, metadata=described)
     save_predictions(record.folder, completed)
@@ -262,8 +263,8 @@ def loss_chart(record: Record) -> Chart:
 def accuracy_chart(record: Record, trained: TrainedModel | None) -> Chart:
     """Accuracy of each epoch; a ring marks the epoch whose weights were kept."""
     train, val = epoch_points(record, "train_accuracy"), epoch_points(record, "val_accuracy")
-    best = trained[1].get("best") if trained else None
-    marks = [Mark(x=best["step"], y=best["val_accuracy"])] if best else []
+    best = trained[1].best if trained else None
+    marks = [Mark(x=best.step, y=best.val_accuracy)] if best else []
     curves = [Curve(label="training", x=x_values(train), y=y_values(train)), validation_curve(val)]
     return Chart(curves=curves, x="step", y="accuracy", percent=True, marks=marks)
 

@@ -1,18 +1,17 @@
 """Opens weight files: lists their tensors and checks every offset before any tensor is read."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from vitrail.decoding import read_json
 from vitrail.errors import UserError
 from vitrail.zoo.files.archive import open_zip_archive
 from vitrail.zoo.files.lazy import DTYPES, FileContents, LazyTensor
 
 INDEX_SUFFIX = ".index.json"  # of the file that lists the shards of a checkpoint
 MAX_HEADER = 16 << 20  # bytes of tensor names, shapes and metadata; 21,843 class names take 1 MB
-MAX_JSON = 16 << 20  # bytes of a config.json; 21,843 class names take 2 MB
 MAGIC_BYTES = 512  # enough to tell one file format from another
 
 
@@ -46,14 +45,10 @@ def read_shard_index(path: Path) -> dict[str, str]:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one if the file does not exist."""
     try:
-        if path.stat().st_size > MAX_JSON:
-            raise UserError(f"{path} is longer than {MAX_JSON:,} bytes; shorten or remove it")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}; correct or remove it") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} does not contain a JSON object; correct or remove it")
