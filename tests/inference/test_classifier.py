@@ -98,7 +98,7 @@ def test_without_a_temperature_probabilities_are_the_plain_softmax(images):
 
 @pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), float("inf"), "2", True, [1]])
 def test_an_impossible_temperature_is_refused(temperature):
-    with pytest.raises(vitrail.UserError, match="temperature is .*; wanted a .*number"):
+    with pytest.raises(vitrail.UserError, match=r"temperature is .*; wanted a .*number"):
         make(temperature)
 
 

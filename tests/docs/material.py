@@ -1,0 +1,40 @@
+"""What the commands of a page find in their working directory.
+
+Every page finds `photos/` (three classes of small pictures), a run trained on it and one picture.
+A page that needs more has a function of its own in `PREPARE`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import vitrail
+
+CLASSES = ("cat", "dog", "owl")
+TINY = {
+    "vit": {"width": 32, "depth": 1, "heads": 1},
+    "train": {"batch": 16, "steps": 30},
+    "data": {"workers": 0},
+}
+
+
+def make_photos(folder: Path, images: int = 30, side: int = 32) -> None:
+    """Class folders of pictures, each class with a hue of its own."""
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for index in range(images):
+            pixels = rng.integers(0, 120, (side, side, 3), dtype=np.uint8)
+            pixels[..., number] += 120
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+
+
+def make_common(folder: Path) -> None:
+    make_photos(folder / "photos")
+    Image.open(folder / "photos" / "cat" / "0.png").save(folder / "cat.jpg")
+    vitrail.train("photos", out="runs/photos-1", settings=TINY, report=False)
+
+
+PREPARE: dict[str, Callable[[Path], None]] = {}  # name of a page: what it needs besides

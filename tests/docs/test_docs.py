@@ -1,0 +1,103 @@
+"""Every `sh` and `python` block of docs/ runs as it is written, only with fewer training steps.
+
+A block that cannot run here has a comment in front of it: `<!-- not run: reason -->`.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.material import PREPARE, make_common
+from vitrail.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<reason>[^>]+?) -->\n+)?```(?P<language>sh|python)\n(?P<code>.*?)```",
+    re.DOTALL,
+)
+# A run of minutes becomes one of a few steps.
+SHORTER = [(r"--(minutes|epochs)[ =]\S+", "--train.steps 4"), (r"\bminutes=[\d.]+", "epochs=1")]
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("docs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("vitrail.run.plan.TRIAL", 0.0)
+        make_common(folder)
+    return folder
+
+
+def shorten(code: str) -> str:
+    for pattern, replacement in SHORTER:
+        code = re.sub(pattern, replacement, code)
+    return code
+
+
+def shell_lines(code: str) -> list[str]:
+    """The commands of a block: continuation lines joined, comments removed."""
+    lines = code.replace("\\\n", " ").splitlines()
+    lines = [re.sub(r"(^|\s)#\s.*", "", line).strip() for line in lines]
+    return [line for line in lines if line]
+
+
+def run_shell(line: str) -> None:
+    """Runs a command in bash, where `vitrail` is the one of this environment."""
+    function = f'vitrail() {{ "{sys.executable}" -m vitrail "$@"; }}\n'
+    done = subprocess.run(
+        ["bash", "-ec", function + line], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+def run_command(line: str) -> None:
+    """Runs a plain `vitrail` command in this process, which saves an import of torch for each."""
+    if line.startswith("vitrail ") and not set("|<>&;$*`'\"") & set(line):
+        try:
+            main(line.split()[1:])
+        except SystemExit as end:
+            assert not end.code, f"{line}: {end.code}"
+    else:
+        run_shell(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_of_a_page_runs(page, common, tmp_path, monkeypatch):
+    folder = tmp_path / "place"
+    shutil.copytree(common, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+    if prepare := PREPARE.get(page.stem):
+        prepare(folder)
+    names: dict[str, object] = {}
+    for block in BLOCK.finditer(page.read_text()):
+        if block["reason"]:
+            continue
+        code = shorten(block["code"])
+        if block["language"] == "python":
+            exec(compile(code, page.name, "exec"), names)
+        else:
+            for line in shell_lines(code):
+                run_command(line)
+
+
+def test_blocks_that_do_not_run_say_why():
+    for page in PAGES:
+        for block in BLOCK.finditer(page.read_text()):
+            reason = block["reason"]
+            assert reason is None or len(reason.split()) >= 3, f"{page.name}: {reason}"
+
+
+def test_a_failing_command_fails_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError, match="does not exist"):
+        run_command("vitrail predict missing.safetensors missing.jpg")
+    with pytest.raises(AssertionError, match="false"):
+        run_command("false | cat; false")
