@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.config import Interpolation, Preprocess
+from vitrail.data.geometry import fit_image, resize_to_cover
 from vitrail.data.reading import memory
-from vitrail.errors import UserError
 
 CHUNK_VALUES = 2**19  # values per chunk, 2 MB in float32: they stay in the processor's cache
-MAX_ASPECT = 8  # a longer side is cropped before resizing, or it would exhaust memory
 
 
 def preprocess(settings: Preprocess, pixels: np.ndarray) -> Tensor:
@@ -29,16 +28,7 @@ def preprocess(settings: Preprocess, pixels: np.ndarray) -> Tensor:
 
 def resize_and_crop(settings: Preprocess, pixels: np.ndarray) -> np.ndarray:
     """Resizes an image and crops its centre: uint8 (height, width, C)."""
-    if pixels.ndim != 3 or pixels.dtype != np.uint8 or pixels.shape[2] != settings.channels:
-        raise UserError(
-            f"pixels are {pixels.dtype} of shape {pixels.shape}; give uint8 of shape "
-            f"(height, width, {settings.channels})"
-        )
-    height, width = settings.height, settings.width
-    # rounded down, as in timm: 224 / 0.9 is 248
-    target = math.floor(height / settings.crop), math.floor(width / settings.crop)
-    pixels = resize_to_cover(pixels, target, settings.interpolation)
-    return center_crop(pixels, height, width)
+    return fit_image(settings, pixels, resize)
 
 
 def normalise(settings: Preprocess, images: Tensor) -> Tensor:
@@ -77,35 +67,17 @@ def shrink_to_cover(
     """Downscales an image until it just covers `size`; never enlarges it."""
     if pixels.shape[0] <= size[0] or pixels.shape[1] <= size[1]:
         return pixels
-    return resize_to_cover(pixels, size, interpolation)
-
-
-def resize_to_cover(
-    pixels: np.ndarray, target: tuple[int, int], interpolation: Interpolation
-) -> np.ndarray:
-    """Resizes to just cover `target`, keeping the aspect ratio."""
-    height, width = pixels.shape[:2]
-    if max(height, width) > MAX_ASPECT * min(height, width) * max(target) / min(target):
-        longest = MAX_ASPECT * min(height, width) * max(target) // min(target)
-        pixels = center_crop(pixels, min(height, longest), min(width, longest))
-        height, width = pixels.shape[:2]
-    if target[0] * width >= target[1] * height:  # the height is the limiting side
-        return resize(pixels, (target[0], target[0] * width // height), interpolation)
-    return resize(pixels, (target[1] * height // width, target[1]), interpolation)
+    return resize_to_cover(pixels, size, interpolation, resize)
 
 
 def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: Interpolation) -> np.ndarray:
-    """Resizes with antialiasing; equals Pillow within one grey level, rarely two, and is faster."""
+    """Resizes with antialiasing; equals Pillow within one grey level, rarely two, and is faster.
+
+    `resize_with_numpy` gives the same bits.
+    """
     if pixels.shape[:2] == size:
         return pixels
     # a view of (H, W, C) as (1, C, H, W): channels last, for which torch has a fast kernel
     image = torch.from_numpy(np.require(pixels, requirements="W"))[None].permute(0, 3, 1, 2)
     resized = F.interpolate(image, size=size, mode=interpolation, antialias=True)
     return resized.permute(0, 2, 3, 1)[0].contiguous().numpy()
-
-
-def center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Crops the centre of an image."""
-    top = round((pixels.shape[0] - height) / 2)
-    left = round((pixels.shape[1] - width) / 2)
-    return np.ascontiguousarray(pixels[top : top + height, left : left + width])
