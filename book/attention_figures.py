@@ -22,7 +22,7 @@ from vitrail.data.open import open_data
 from vitrail.data.preprocess import resize_and_crop
 from vitrail.data.source import split_indices
 from vitrail.inference.classifier import Classifier
-from vitrail.inference.predictor import load_input
+from vitrail.inference.torch_predictor import load_input
 from vitrail.insight import learned
 from vitrail.insight.canvas import GREY, INK, MAGNITUDE, PANE, SIMILARITY, SOFT, Canvas
 from vitrail.insight.explain import explain

@@ -11,7 +11,7 @@ from torch import Tensor
 import vitrail
 from book.faithfulness import EVERY, choose_photos
 from vitrail import ViT
-from vitrail.inference.predictor import load_input
+from vitrail.inference.torch_predictor import load_input
 from vitrail.insight.learned import token_norms
 
 LAYER = 7  # the first layer with high-norm tokens

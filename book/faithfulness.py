@@ -12,7 +12,7 @@ from torch import Tensor
 import vitrail
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier
-from vitrail.inference.predictor import load_input
+from vitrail.inference.torch_predictor import load_input
 from vitrail.insight.explain import explain
 from vitrail.insight.faithfulness import Faithfulness, compare_heatmaps
 from vitrail.insight.methods import METHODS

@@ -28,6 +28,7 @@ VERBS = {  # command: the function with the same arguments
     "search": vitrail.search,
     "compare": vitrail.compare,
     "convert": vitrail.convert,
+    "export": vitrail.export,
     "models": vitrail.models,
     "datasets": vitrail.datasets,
     "head": vitrail.compare_heads,

@@ -15,6 +15,10 @@ import vitrail
 SKIPPED: dict[str, str] = {
     "search": "a search trains several models",
     "SearchResult.to_dict": "a search trains several models",
+    "Classifier.export": "an export takes seconds; that of `export` runs",
+    "Export": "an export takes seconds; that of `export` runs",
+    "Export.proof_page": "an export takes seconds; that of `export` runs",
+    "Export.to_dict": "an export takes seconds; that of `export` runs",
 }  # name: why its example is marked +SKIP
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
 TINY = {
@@ -45,7 +49,7 @@ OBJECTS = dict(public_objects())
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """What examples find in their working directory: two runs, one image, a folder and a table."""
+    """What examples find in their working directory: runs, an export, an image, data."""
     place = tmp_path_factory.mktemp("examples")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
@@ -60,6 +64,7 @@ def workplace(tmp_path_factory):
                 report=False,
                 quiet=True,
             )
+        vitrail.export("runs/digits-1", "digits.onnx", features=True)
     digits = vitrail.open_data("digits")
     Image.fromarray(digits[0].content[:, :, 0]).save(place / "digit.png")
     random, lines = np.random.default_rng(0), ["path,label"]

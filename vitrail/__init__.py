@@ -8,14 +8,17 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.data.sources.catalogue import DatasetInfo as DatasetInfo
     from vitrail.data.sources.catalogue import datasets as datasets
     from vitrail.errors import UserError as UserError
+    from vitrail.exporting.export import Export as Export
     from vitrail.inference.classifier import Classifier as Classifier
-    from vitrail.inference.classifier import load as load
+    from vitrail.inference.engine_classifier import EngineClassifier as EngineClassifier
     from vitrail.inference.evaluate import Evaluation as Evaluation
+    from vitrail.inference.export import export as export
     from vitrail.inference.head import FeatureClassifier as FeatureClassifier
     from vitrail.inference.head import head as head
     from vitrail.inference.head_comparison import HeadComparison as HeadComparison
     from vitrail.inference.head_comparison import compare_heads as compare_heads
-    from vitrail.inference.predictor import Prediction as Prediction
+    from vitrail.inference.load import load as load
+    from vitrail.inference.prediction import Prediction as Prediction
     from vitrail.insight.explanation import Explanation as Explanation
     from vitrail.insight.maps import attention as attention
     from vitrail.model.config import ViTConfig as ViTConfig
@@ -48,12 +51,14 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "Conversion": "vitrail.zoo.convert",
     "DataCheck": "vitrail.run.check",
     "DatasetInfo": "vitrail.data.sources.catalogue",
+    "EngineClassifier": "vitrail.inference.engine_classifier",
     "Evaluation": "vitrail.inference.evaluate",
     "Explanation": "vitrail.insight.explanation",
+    "Export": "vitrail.exporting.export",
     "FeatureClassifier": "vitrail.inference.head",
     "HeadComparison": "vitrail.inference.head_comparison",
     "ModelInfo": "vitrail.zoo.models",
-    "Prediction": "vitrail.inference.predictor",
+    "Prediction": "vitrail.inference.prediction",
     "Report": "vitrail.run.report.make",
     "Run": "vitrail.run.result",
     "SearchResult": "vitrail.tuning.result",
@@ -69,8 +74,9 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "compare_heads": "vitrail.inference.head_comparison",
     "convert": "vitrail.zoo.convert",
     "datasets": "vitrail.data.sources.catalogue",
+    "export": "vitrail.inference.export",
     "head": "vitrail.inference.head",
-    "load": "vitrail.inference.classifier",
+    "load": "vitrail.inference.load",
     "models": "vitrail.zoo.models",
     "open_data": "vitrail.data.open",
     "preset": "vitrail.zoo.presets",
@@ -86,8 +92,10 @@ __all__ = [
     "Conversion",
     "DataCheck",
     "DatasetInfo",
+    "EngineClassifier",
     "Evaluation",
     "Explanation",
+    "Export",
     "FeatureClassifier",
     "HeadComparison",
     "ModelInfo",
@@ -107,6 +115,7 @@ __all__ = [
     "compare_heads",
     "convert",
     "datasets",
+    "export",
     "head",
     "load",
     "models",

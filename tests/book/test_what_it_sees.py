@@ -15,7 +15,7 @@ from tests.book.test_book import WEIGHTS, run
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier
-from vitrail.inference.predictor import load_input
+from vitrail.inference.torch_predictor import load_input
 from vitrail.insight.faithfulness import Faithfulness, compare_methods
 from vitrail.insight.methods import METHODS
 

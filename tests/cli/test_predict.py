@@ -102,7 +102,7 @@ def test_a_run_folder_whose_name_is_not_utf8_is_refused_before_it_is_created(cap
 
 def test_class_names_are_escaped_for_the_terminal(capsys):
     from vitrail.cli.predict import print_table
-    from vitrail.inference.predictor import ClassProbability, Prediction
+    from vitrail.inference.prediction import ClassProbability, Prediction
 
     name = "[/x] \x1b[31mcat"
     guess = ClassProbability(label=name, index=0, probability=1.0)

@@ -35,7 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {  # together they use every setting of ViTCo
 OPTIONS: dict[str, GraphOptions] = {
     "avg": GraphOptions(pixels="uint8", features=True),
     "map": GraphOptions(attention=True, features=True),
-    "rotary": GraphOptions(attention=True, dynamic_size=True),
+    "rotary": GraphOptions(attention=True, any_size=True),
     "distilled": GraphOptions(features=True, pixels="uint8"),
 }
 
@@ -62,7 +62,7 @@ def build_graph(kind: str, options: GraphOptions | None = None) -> ExportGraph:
     options = options or OPTIONS.get(kind, GraphOptions())
     model = build_model(kind)
     preprocess = preprocess_of(model)
-    prepared = prepare_model(model, preprocess, options.dynamic_size)
+    prepared = prepare_model(model, preprocess, options.any_size)
     return ExportGraph(prepared, preprocess, options).eval()
 
 

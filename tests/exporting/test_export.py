@@ -163,7 +163,7 @@ def test_the_result_is_the_document_of_the_command(export, tmp_path, images, lab
 
 
 def test_int8_is_judged_on_labelled_images(export, tmp_path, images, labels):
-    result = export(tmp_path / "a.onnx", int8=True, images=images, labels=labels, max_loss=3.0)
+    result = export(tmp_path / "a.onnx", int8=True, images=images, labels=labels, most=3.0)
     engine = open_onnx(tmp_path / "a.onnx", 1)
     assert engine.metadata["export"]["int8"] is True and result.proof.tolerance is None
     assert result.accuracy["before"] == 0.875 and result.accuracy["after"] > 0.84
@@ -176,7 +176,7 @@ def test_int8_is_judged_on_labelled_images(export, tmp_path, images, labels):
 
 def test_int8_runs_in_openvino(export, tmp_path, images, labels):
     result = export(
-        tmp_path / "a.xml", to="openvino", int8=True, images=images, labels=labels, max_loss=3.0
+        tmp_path / "a.xml", to="openvino", int8=True, images=images, labels=labels, most=3.0
     )
     assert result.agreement > 0.9
 
@@ -198,9 +198,9 @@ def test_a_loss_above_the_limit_is_refused_unless_forced(
     with pytest.raises(
         UserError, match=r"int8 loses \d+\.\d points .*on 40 images\), more than 2;"
     ):
-        export(tmp_path / "a.onnx", max_loss=2, **settings)
+        export(tmp_path / "a.onnx", most=2, **settings)
     assert names(tmp_path) == set()
-    result = export(tmp_path / "a.onnx", max_loss=2, force=True, **settings)
+    result = export(tmp_path / "a.onnx", most=2, force=True, **settings)
     assert result.accuracy["after"] < 0.6
 
 
@@ -220,7 +220,7 @@ def test_more_layers_stay_in_float_until_the_loss_is_within_the_limit(
     original = export_module.prove
     monkeypatch.setattr(export_module, "prove", prove)
     monkeypatch.setattr(quantize, "TARGET_ERROR", 1.0)
-    result = export(tmp_path / "a.onnx", int8=True, images=images, labels=labels, max_loss=5.1)
+    result = export(tmp_path / "a.onnx", int8=True, images=images, labels=labels, most=5.1)
     assert len(tried) == 2 and len(result.proof.float_layers) == 1
     assert result.proof.attempts == 2  # chosen on the images that judge it: the card says so
     assert "best of 2 int8 forms was chosen on these images" in result._repr_html_()

@@ -144,8 +144,8 @@ def test_bytes_are_normalised_inside_the_graph_as_outside():
         torch.testing.assert_close(graph(images)[0], model(normalise(preprocess, images)))
 
 
-def test_a_dynamic_size_is_equal_at_another_size(exported):
-    if not exported.graph.options.dynamic_size:
+def test_a_any_size_is_equal_at_another_size(exported):
+    if not exported.graph.options.any_size:
         height, width = exported.graph.model.config.size
         patch = exported.graph.model.config.patch
         with pytest.raises(UserError, match="onnxruntime cannot run the model"):
@@ -160,14 +160,14 @@ def test_a_dynamic_size_is_equal_at_another_size(exported):
 def test_learned_positions_have_one_size():
     model = build_model("cls")
     with pytest.raises(UserError, match="learned positions belong to one image size"):
-        prepare_model(model, preprocess_of(model), dynamic_size=True)
+        prepare_model(model, preprocess_of(model), any_size=True)
 
 
 @pytest.mark.parametrize("kind", ["cls", "distilled", "rotary"])
 def test_positions_are_interpolated_before_the_export(kind):
     model = build_model(kind)
     larger = preprocess_of(build_model(kind, image=(20, 24)))
-    prepared = prepare_model(model, larger, dynamic_size=False)
+    prepared = prepare_model(model, larger, any_size=False)
     x = torch.randn(2, model.config.channels, 20, 24)
     with torch.inference_mode():
         torch.testing.assert_close(prepared(x), model(x))
@@ -177,7 +177,7 @@ def test_positions_are_interpolated_before_the_export(kind):
 
 def test_the_copy_is_float32_and_the_model_stays_as_it_is():
     model = build_model("cls").double().train()
-    prepared = prepare_model(model, preprocess_of(model), dynamic_size=False)
+    prepared = prepare_model(model, preprocess_of(model), any_size=False)
     assert next(prepared.parameters()).dtype == torch.float32 and not prepared.training
     assert next(model.parameters()).dtype == torch.float64 and model.training
     assert next(model.parameters()).requires_grad

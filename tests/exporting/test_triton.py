@@ -162,7 +162,7 @@ def test_an_existing_model_is_not_replaced(repository):
 
 
 def test_any_size_is_minus_one():
-    graph = build_graph("rotary", GraphOptions(dynamic_size=True, attention=True, pixels="uint8"))
+    graph = build_graph("rotary", GraphOptions(any_size=True, attention=True, pixels="uint8"))
     config = parse(render_config("a", graph, graph.preprocess))
     assert config["input"][0]["dims"] == [2, -1, -1]
     assert config["input"][0]["data_type"] == "TYPE_UINT8"

@@ -89,6 +89,7 @@ def explain(
     if unreadable and not paths:
         raise UserError(f"{unreadable[0][0]}: {unreadable[0][1]}")
     classifier = vitrail.load(model, device=device, preprocess=preprocess, vit=given_settings(vit))
+    _ = classifier.model  # an exported file has none: say so before a folder is created
     options: dict[str, Any] = {"target": None if target is None else classifier.index(target)}
     options |= {"method": method, "occlusion": occlusion, "layers": layers, "heads": heads}
     folder = create_output_folder(out, default_folder(model))

@@ -37,6 +37,7 @@ VERBS = (
     "report",
     "compare",
     "convert",
+    "export",
     "models",
     "datasets",
 )

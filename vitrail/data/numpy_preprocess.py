@@ -97,9 +97,7 @@ def resize_weights(
     return blocks, bits
 
 
-def resampling_filter(
-    x: NDArray[np.float64], interpolation: Interpolation
-) -> NDArray[np.float64]:
+def resampling_filter(x: NDArray[np.float64], interpolation: Interpolation) -> NDArray[np.float64]:
     """The weight of an input at distance `x`: a triangle, or Keys' cubic with a = -0.5."""
     if interpolation == "bilinear":
         return np.where(x < 1, 1 - x, 0.0)

@@ -19,7 +19,7 @@ def compute_logits(
 
     Calls `progress` with the size of each batch. Logits have at least float32 precision.
     """
-    device = next(model.parameters()).device
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
     autocast = torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32)
     outputs: list[Tensor] = []
     labels: list[Tensor] = []

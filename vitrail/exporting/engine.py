@@ -1,6 +1,8 @@
 """Runs an exported file: pixels in, named arrays out, without PyTorch."""
 
 import json
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -14,6 +16,7 @@ from vitrail.exporting.packages import import_package
 METADATA_KEY = "vitrail"  # of the metadata in an exported file; its value is JSON
 INPUT = "pixels"
 MAX_REASON = 200  # characters of another library's message that an error repeats
+ENGINE_SUFFIXES = (".onnx", ".xml")  # of the files that engines run
 
 PixelKind = Literal["float32", "uint8"]
 Arrays = dict[str, NDArray[np.float32]]
@@ -30,6 +33,10 @@ class Engine(Protocol):
     def metadata(self) -> dict[str, Any]: ...
     @property
     def pixels(self) -> PixelKind: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    @property
+    def classes(self) -> int | None: ...
     def run(self, pixels: NDArray[Any]) -> Arrays: ...
 
 
@@ -41,6 +48,7 @@ class OnnxEngine:
     metadata: dict[str, Any]  # what Vitrail wrote into the file; empty for a foreign file
     pixels: PixelKind  # the dtype of the input
     outputs: tuple[str, ...]
+    classes: int | None  # logits; None without a head
     version: str
     name: str = "onnxruntime"
 
@@ -61,6 +69,7 @@ class OpenVinoEngine:
     metadata: dict[str, Any]
     pixels: PixelKind
     outputs: tuple[str, ...]
+    classes: int | None  # logits; None without a head
     version: str
     name: str = "openvino"
 
@@ -73,12 +82,31 @@ class OpenVinoEngine:
         return {name: np.array(result[name]) for name in self.outputs}
 
 
+def open_engine(path: str | Path) -> Engine:
+    """Opens an exported file in the engine that its name says."""
+    return open_onnx(path) if Path(path).suffix.lower() == ".onnx" else open_openvino(path)
+
+
+def thread_count() -> int:
+    """Threads of every engine: those of PyTorch if it is in use, else `OMP_NUM_THREADS` or cores.
+
+    PyTorch follows the same variable, so that all engines share one setting.
+    """
+    if torch := sys.modules.get("torch"):
+        return int(torch.get_num_threads())
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 def open_onnx(path: str | Path, threads: int | None = None) -> OnnxEngine:
-    """Opens an ONNX file for onnxruntime; `threads` None uses all cores."""
+    """Opens an ONNX file for onnxruntime; `threads` is `thread_count()` by default."""
     onnxruntime = import_package("onnxruntime")
     check_file(Path(path))
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or 0  # 0: onnxruntime's default, all physical cores
+    options.intra_op_num_threads = threads or thread_count()
     options.log_severity_level = 4  # errors arrive as exceptions
     try:
         session = onnxruntime.InferenceSession(
@@ -94,19 +122,21 @@ def open_onnx(path: str | Path, threads: int | None = None) -> OnnxEngine:
         metadata=parse_export_metadata(path, stored),
         pixels="uint8" if inputs[0].type == "tensor(uint8)" else "float32",
         outputs=tuple(entry.name for entry in session.get_outputs()),
+        classes=next((o.shape[-1] for o in session.get_outputs() if o.name == "logits"), None),
         version=onnxruntime.__version__,
     )
 
 
 def open_openvino(path: str | Path, threads: int | None = None) -> OpenVinoEngine:
-    """Opens OpenVINO's .xml file, with its .bin file beside it; `threads` None uses all cores."""
+    """Opens OpenVINO's .xml file, with its .bin file beside it; `threads` as in `open_onnx`."""
     openvino = import_package("openvino")
     check_file(Path(path))
     check_file(Path(path).with_suffix(".bin"))
     # float32: where the CPU has bfloat16 units, OpenVINO would compute in bfloat16 by itself
-    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
-    if threads:
-        settings["INFERENCE_NUM_THREADS"] = threads
+    settings: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": threads or thread_count(),
+    }
     try:
         core = openvino.Core()
         model = core.read_model(path)
@@ -114,12 +144,16 @@ def open_openvino(path: str | Path, threads: int | None = None) -> OpenVinoEngin
     except RuntimeError as error:
         raise UserError(f"cannot open {path} with OpenVINO: {shorten(error)}") from error
     check_inputs(path, [entry.get_any_name() for entry in compiled.inputs])
+    outputs = tuple(entry.get_any_name() for entry in compiled.outputs)
     stored = model.get_rt_info([METADATA_KEY]).value if model.has_rt_info([METADATA_KEY]) else None
     return OpenVinoEngine(
         compiled=compiled,
         metadata=parse_export_metadata(path, stored),
         pixels="uint8" if compiled.inputs[0].element_type.to_string() == "u8" else "float32",
-        outputs=tuple(entry.get_any_name() for entry in compiled.outputs),
+        outputs=outputs,
+        classes=(
+            compiled.output("logits").partial_shape[1].get_length() if "logits" in outputs else None
+        ),
         version=openvino.__version__.split("-")[0],
     )
 

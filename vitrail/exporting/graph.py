@@ -22,7 +22,7 @@ class GraphOptions:
     pixels: PixelKind = "float32"  # normalised floats, or bytes that the graph normalises itself
     attention: bool = False  # also return the attention weights of every block
     features: bool = False  # also return the pooled features, the input of the head
-    dynamic_size: bool = False  # accept images of any size that patches tile
+    any_size: bool = False  # accept images of any size that patches tile
 
 
 class ExportGraph(nn.Module):
@@ -41,6 +41,7 @@ class ExportGraph(nn.Module):
         self.preprocess = preprocess
         self.options = options
         self.outputs = output_names(model, options)
+        self.classes = model.config.classes if "logits" in self.outputs else None
         mean, std = scaled_mean_std(preprocess.mean, preprocess.std, torch.device("cpu"))
         self.register_buffer("mean", mean.clone(), persistent=False)
         self.register_buffer("std", std.clone(), persistent=False)
@@ -90,16 +91,16 @@ def compute_head(model: ViT, tokens: Tensor) -> Tensor:  # (B, N, D)
     return logits
 
 
-def prepare_model(model: ViT, preprocess: Preprocess, dynamic_size: bool) -> ViT:
+def prepare_model(model: ViT, preprocess: Preprocess, any_size: bool) -> ViT:
     """A float32 copy on the CPU in evaluation mode, whose image size is that of `preprocess`.
 
     Learned positions are interpolated once here, as `ViT.forward` would do for every batch.
     """
     config = model.config
-    if dynamic_size and config.positions == "learned":
+    if any_size and config.positions == "learned":
         raise UserError(
             "learned positions belong to one image size, so the model cannot accept any size; "
-            "leave `dynamic_size` out, or load the model with another `vit.image`"
+            "leave `any_size` out, or load the model with another `vit.image`"
         )
     if preprocess.channels != config.channels:
         raise UserError(

@@ -48,7 +48,7 @@ def build_onnx(graph: ExportGraph, example: Tensor) -> Any:
             model = program.model_proto
     except torch.onnx.OnnxExporterError as error:
         raise UserError(describe_exporter_error(error)) from error
-    name_dimensions(model, graph.options.dynamic_size)
+    name_dimensions(model, graph.options.any_size)
     onnx.checker.check_model(model)
     return model
 
@@ -81,16 +81,16 @@ def node_module(node: Any) -> str:
 def dynamic_dimensions(graph: ExportGraph) -> dict[int, Any]:
     """The dimensions of the input that vary: the batch always, height and width where asked."""
     dimensions: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
-    if graph.options.dynamic_size:
+    if graph.options.any_size:
         # without a named range: that they are multiples of the patch follows from the graph
         dimensions |= {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
     return dimensions
 
 
-def name_dimensions(model: Any, dynamic_size: bool) -> None:
+def name_dimensions(model: Any, any_size: bool) -> None:
     """Gives height and width of the input their names, where the exporter made some up."""
     dimensions = model.graph.input[0].type.tensor_type.shape.dim
-    if dynamic_size:
+    if any_size:
         for dimension, name in zip(dimensions[2:], DIMENSIONS[2:], strict=True):
             dimension.dim_param = name
 

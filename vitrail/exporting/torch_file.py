@@ -42,6 +42,7 @@ class TorchEngine:
     module: nn.Module
     pixels: PixelKind
     outputs: tuple[str, ...]
+    classes: int | None  # logits; None without a head
     metadata: dict[str, Any] = field(default_factory=dict)
     name: str = "torch"
     version: str = str(torch.__version__)
@@ -60,4 +61,4 @@ def open_program(path: Path, graph: ExportGraph) -> TorchEngine:
     """
     with silence_exporter():
         module = torch.export.load(path).module()
-    return TorchEngine(module, graph.options.pixels, graph.outputs)
+    return TorchEngine(module, graph.options.pixels, graph.outputs, graph.classes)

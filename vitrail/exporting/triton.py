@@ -41,8 +41,8 @@ def check_model_name(name: str) -> None:
 def render_config(name: str, graph: ExportGraph, preprocess: Preprocess) -> str:
     """config.pbtxt: protobuf text format of inference.ModelConfig."""
     options, config = graph.options, graph.model.config
-    tokens = -1 if options.dynamic_size else config.tokens
-    size = [-1, -1] if options.dynamic_size else [preprocess.height, preprocess.width]
+    tokens = -1 if options.any_size else config.tokens
+    size = [-1, -1] if options.any_size else [preprocess.height, preprocess.width]
     shapes = {
         "logits": [config.classes],
         "features": [config.width],

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -39,7 +38,7 @@ class OnnxWriter:
         write_onnx(self.model, path, metadata)
 
     def open(self, path: Path) -> Engine:
-        return open_onnx(path, torch.get_num_threads())
+        return open_onnx(path)
 
     def locate(self, pixels: NDArray[Any]) -> str:
         return locate_difference(self.model, self.graph, pixels)
@@ -60,7 +59,7 @@ class OpenVinoWriter:
         onnx_file.unlink()
 
     def open(self, path: Path) -> Engine:
-        return open_openvino(path, torch.get_num_threads())
+        return open_openvino(path)
 
     def locate(self, pixels: NDArray[Any]) -> str:
         return ""

@@ -1,37 +1,37 @@
-"""A model with its classes and preprocessing: what `vitrail.load` returns."""
+"""A model with its classes and preprocessing: what `vitrail.load` returns.
+
+Importing this module does not import torch: exported models are classifiers too.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from vitrail.data.config import Preprocess
-from vitrail.data.image import load_image
-from vitrail.data.preprocess import preprocess, resize_and_crop
-from vitrail.data.source import Source
 from vitrail.errors import UserError
-from vitrail.inference.predictor import (
+from vitrail.inference.prediction import (
     ImageInput,
     Prediction,
-    Predictor,
     as_images,
     class_index,
     is_single_image,
     name_image_in_errors,
 )
-from vitrail.model.vit import ViT
-from vitrail.training.device import pick_device
-from vitrail.zoo import load as zoo
-from vitrail.zoo.load import log_weight_changes
+from vitrail.inference.predictor import Predictor
 from vitrail.zoo.metadata import Metadata, decode_metadata
-from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
+    import torch
+
+    from vitrail.data.source import Source
+    from vitrail.exporting.engine import PixelKind
+    from vitrail.exporting.export import Export, FormatName
     from vitrail.inference.evaluate import Evaluation, EvaluationSplit
     from vitrail.insight.explanation import Explanation
+    from vitrail.model.vit import ViT
 
 # Long annotations are quoted, so that `help` shows the names and not what they stand for.
 
@@ -50,13 +50,15 @@ class Classifier:
     True
     """
 
+    predictor: Predictor
+
     def __init__(
         self,
-        model: ViT,
+        model: "ViT",
         classes: Sequence[str],
         preprocess: Preprocess,
         metadata: Metadata | Mapping[str, Any] | None = None,
-        device: str | torch.device = "auto",
+        device: "str | torch.device" = "auto",
     ):
         """
         Args:
@@ -66,6 +68,9 @@ class Classifier:
             metadata: what the model file says, such as the temperature
             device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
         """
+        from vitrail.inference.torch_predictor import TorchPredictor
+        from vitrail.training.device import pick_device
+
         if model.config.head == "none":
             raise UserError(
                 "this model has no classification head; "
@@ -81,7 +86,7 @@ class Classifier:
         self.metadata = (
             metadata if isinstance(metadata, Metadata) else decode_metadata(metadata or {})
         )
-        self.predictor = Predictor(
+        self.predictor = TorchPredictor(
             network=self.model,
             classes=self.classes,
             preprocess=preprocess,
@@ -160,17 +165,21 @@ class Classifier:
         >>> classifier.features("digit.png").shape == (1, classifier.model.config.width)
         True
         """
-        rows = []
-        for x in self.predictor.batches(as_images(images)):
-            with torch.inference_mode(), self.predictor.autocast():
-                rows.append(self.model.pool(self.model.encode(x.to(self.device))).float().cpu())
-        features: NDArray[np.float32]
-        features = torch.cat([torch.empty(0, self.model.config.width), *rows]).numpy()
-        return features
+        import torch
+
+        from vitrail.inference.torch_predictor import TorchPredictor
+
+        predictor, rows = self.predictor, [np.empty((0, self.model.config.width), np.float32)]
+        assert isinstance(predictor, TorchPredictor)
+        for x in predictor.batches(as_images(images)):
+            with torch.inference_mode(), predictor.autocast():
+                tokens = self.model.encode(torch.from_numpy(x).to(self.device))
+                rows.append(self.model.pool(tokens).float().cpu().numpy())
+        return np.concatenate(rows)
 
     def evaluate(
         self,
-        data: str | Path | Source,
+        data: "str | Path | Source",
         *,
         split: "EvaluationSplit | None" = None,
         batch: int = 64,
@@ -228,6 +237,8 @@ class Classifier:
         >>> explanation.heatmap.shape == explanation.grid
         True
         """
+        from vitrail.data.image import load_image
+        from vitrail.data.preprocess import preprocess, resize_and_crop
         from vitrail.insight.explanation import explain_image
         from vitrail.insight.patch_attention import MAX_BYTES
 
@@ -248,6 +259,62 @@ class Classifier:
             temperature=None if raw else self.temperature,
         )
 
+    def export(
+        self,
+        out: str | Path | None = None,
+        *,
+        to: "FormatName | None" = None,
+        int8: bool = False,
+        attention: bool = False,
+        features: bool = False,
+        pixels: "PixelKind" = "float32",
+        any_size: bool = False,
+        data: "str | Path | Source | None" = None,
+        most: float = 0.5,
+        force: bool = False,
+        overwrite: bool = False,
+        name: str | None = None,
+    ) -> "Export":
+        """Writes the model for another runtime, proved equal to PyTorch before the file exists.
+
+        The same images go through both: those of `data`, else the validation images of the run,
+        else generated ones. A proof card lies beside the file, as JSON and as a page.
+
+        Args:
+            out: file to write, for triton a folder; by default the name of the model, here
+            to: onnx, openvino, torch or triton; by default what the suffix of `out` says, else onnx
+            int8: quantise weights and activations to 8 bits
+            attention: also return the attention weights of every block
+            features: also return the pooled features
+            pixels: float32 for normalised images; uint8 if the file is to normalise them
+            any_size: accept images of any size that patches tile; not for learned positions
+            data: images to compare on: a folder, table, shards or built-in name; labelled for int8
+            most: percentage points of accuracy that int8 may lose
+            force: write the int8 file even if it loses more
+            overwrite: replace an existing file
+            name: the model's name in a Triton repository
+
+        >>> vitrail.load("runs/digits-1").export("small.onnx")  # doctest: +SKIP
+        Export(small.onnx, ... kB, largest difference ..., agreement 100 %, ... x the speed of ...)
+        """
+        from vitrail.inference.export import export_classifier
+
+        return export_classifier(
+            self,
+            out,
+            to=to,
+            int8=int8,
+            attention=attention,
+            features=features,
+            pixels=pixels,
+            any_size=any_size,
+            data=data,
+            most=most,
+            force=force,
+            overwrite=overwrite,
+            name=name,
+        )
+
     def index(self, name: str | int) -> int:
         """The index of a class, given its name, one of its comma-separated names, or its index.
 
@@ -263,47 +330,14 @@ class Classifier:
         channels = f"{view.channels} channel{'s' * (view.channels != 1)}"
         temperature = "none" if self.temperature is None else f"{self.temperature:.3g}"
         return (
-            f"Classifier({len(self.classes)} classes: {names}; "
+            f"{type(self).__name__}({len(self.classes)} classes: {names}; "
             f"{view.height} x {view.width} pixels, {channels}; "
-            f"temperature {temperature}; {self.device})"
+            f"temperature {temperature}; {self._where()})"
         )
+
+    def _where(self) -> str:
+        """What computes the logits, for the repr."""
+        return str(self.device)
 
 
 SHOWN_CLASSES = 5  # in the repr
-
-
-def load(
-    path: str | Path,
-    *,
-    device: str = "auto",
-    preprocess: Normalisation | None = None,
-    vit: Mapping[str, Any] | None = None,
-) -> Classifier:
-    """Loads a classifier from a run folder, a model file, or the weights of another library.
-
-    Reads Vitrail's own files and the layouts of timm, Hugging Face, torchvision and Google, from
-    safetensors, PyTorch or `.npz` files. No code in a file is ever executed.
-
-    Args:
-        path: run folder, weight file or folder, name of published weights, or "hf:owner/name"
-        device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
-        preprocess: mean and standard deviation that foreign weights expect, if their file does
-            not say
-        vit: settings that the file does not contain, such as {"heads": 6}, or to adapt the
-            model to, such as {"image": 384}
-
-    >>> classifier = vitrail.load("runs/digits-1")
-    >>> classifier.classes[:3]
-    ('0', '1', '2')
-    """
-    loaded = log_weight_changes(zoo.load_weights(path, preprocess=preprocess, vit=vit))
-    config = loaded.model.config
-    if loaded.preprocess is None:
-        raise UserError(
-            f"{path} does not say how its images were normalised; "
-            f"give `preprocess='half'` or `preprocess='imagenet'`"
-        )
-    classes = loaded.classes or tuple(str(number) for number in range(config.classes))
-    return Classifier(
-        loaded.model, classes, loaded.preprocess, loaded.metadata, pick_device(device)
-    )

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.config import Columns, DataConfig
 from vitrail.data.loader import Loader
@@ -27,6 +28,7 @@ from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import compute_logits
 from vitrail.inference.predictor import Predictor
+from vitrail.inference.torch_predictor import TorchPredictor
 from vitrail.training.learner import compute_dtype
 
 log = logging.getLogger(__name__)
@@ -257,7 +259,8 @@ def _compute_split_logits(
 ) -> tuple[Tensor, Tensor, list[str]]:
     """Logits, labels and ids of all images of a split."""
     config = DataConfig(skip_broken=skip_broken, disk_gb=0)
-    loader = Loader(source, predictor.preprocess, config, batch=batch, device=predictor.device)
+    network, device = module_of(predictor)
+    loader = Loader(source, predictor.preprocess, config, batch=batch, device=device)
     splits = [one for one in SPLITS if split in ("all", one) and len(split_indices(source, one))]
     loader.prepare(*splits, training=False)
     ids: list[str] = []
@@ -268,6 +271,24 @@ def _compute_split_logits(
                 ids.extend(source.ids[item] for item in loaded.items.tolist())
                 yield loaded.images, loaded.labels
 
-    dtype = compute_dtype("auto", predictor.device)
-    logits, labels = compute_logits(predictor.network, pairs(), dtype, progress)
+    dtype = compute_dtype("auto", device)
+    logits, labels = compute_logits(network, pairs(), dtype, progress)
     return logits, labels, ids
+
+
+class EngineModule(nn.Module):
+    """Another engine as a module: preprocessed images in, logits out."""
+
+    def __init__(self, predictor: Predictor):
+        super().__init__()
+        self.predictor = predictor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(self.predictor.logits(x.numpy()))
+
+
+def module_of(predictor: Predictor) -> tuple[nn.Module, torch.device]:
+    """The module that computes the logits, and its device."""
+    if isinstance(predictor, TorchPredictor):
+        return predictor.network, predictor.device
+    return EngineModule(predictor), torch.device("cpu")

@@ -24,13 +24,8 @@ from vitrail.heads.fit import ignore_convergence_warnings
 from vitrail.heads.head import Head, fit_head_temperature, has_probabilities
 from vitrail.heads.kinds import require_sklearn
 from vitrail.inference.classifier import Classifier
-from vitrail.inference.predictor import (
-    ImageInput,
-    Prediction,
-    Predictor,
-    as_images,
-    is_single_image,
-)
+from vitrail.inference.prediction import ImageInput, Prediction, as_images, is_single_image
+from vitrail.inference.torch_predictor import TorchPredictor
 from vitrail.model.vit import ViT
 from vitrail.training.device import pick_device
 from vitrail.zoo import load as zoo
@@ -97,7 +92,7 @@ class FeatureClassifier:
         return self._fitted_head().classes
 
     @property
-    def predictor(self) -> Predictor:
+    def predictor(self) -> TorchPredictor:
         """What turns images into predictions, once the head is fitted.
 
         >>> from sklearn.neighbors import NearestCentroid
@@ -106,7 +101,7 @@ class FeatureClassifier:
         vitrail.errors.UserError: this head is not fitted yet; call .fit(data) first
         """
         head = self._fitted_head()
-        return Predictor(
+        return TorchPredictor(
             network=HeadNetwork(self.extractor, head),
             classes=head.classes,
             preprocess=self.extractor.preprocess,

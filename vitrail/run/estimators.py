@@ -13,9 +13,11 @@ from vitrail import files
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.heads.features import FeatureExtractor, FeatureKind, Features
-from vitrail.inference.classifier import Classifier, load
+from vitrail.inference.classifier import Classifier
 from vitrail.inference.head import make_extractor
-from vitrail.inference.predictor import ImageInput, load_batches
+from vitrail.inference.load import load
+from vitrail.inference.prediction import ImageInput
+from vitrail.inference.torch_predictor import load_batches
 from vitrail.model.vit import ViT
 from vitrail.run.image_list import class_names, hold_out_validation, list_images, make_source
 from vitrail.run.train import train

@@ -14,7 +14,7 @@ from vitrail.data.image import load_image, read_file
 from vitrail.data.source import Item
 from vitrail.data.split import find_boundaries, hash_items
 from vitrail.errors import UserError
-from vitrail.inference.predictor import ImageInput
+from vitrail.inference.prediction import ImageInput
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,7 @@ class Run:
         >>> vitrail.resume("runs/digits-1").classifier.classes[:3]
         ('0', '1', '2')
         """
-        from vitrail.inference.classifier import load
+        from vitrail.inference.load import load
 
         return load(self.folder)
 

@@ -1,0 +1,55 @@
+"""A predictor whose logits come from a PyTorch module, and images as its input."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.data.config import Preprocess
+from vitrail.data.image import load_image
+from vitrail.data.preprocess import preprocess
+from vitrail.inference.prediction import ImageInput, name_image_in_errors
+from vitrail.inference.predictor import Array, Predictor
+from vitrail.training.learner import compute_dtype
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TorchPredictor(Predictor):
+    """A PyTorch module with its classes, preprocessing and temperature."""
+
+    network: nn.Module  # preprocessed images in, logits out
+    device: torch.device
+
+    def load(self, image: ImageInput) -> Array:
+        """One preprocessed image, (C, H, W)."""
+        array: Array = load_input(image, self.preprocess).numpy()
+        return array
+
+    def logits(self, x: Array) -> Array:
+        """The logits (B, K) of preprocessed images (B, C, H, W)."""
+        with torch.inference_mode(), self.autocast():
+            out: Tensor = self.network(torch.from_numpy(x).to(self.device))
+        array: Array = out.float().cpu().numpy()
+        return array
+
+    def autocast(self) -> torch.autocast:
+        dtype = compute_dtype("auto", self.device)
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+def load_input(image: ImageInput, settings: Preprocess) -> Tensor:
+    """One preprocessed image, (C, H, W)."""
+    return preprocess(settings, load_image(image, settings.channels))
+
+
+def load_batches(images: Iterable[ImageInput], settings: Preprocess, size: int) -> Iterator[Tensor]:
+    """Preprocessed images in batches of at most `size`."""
+    remaining = enumerate(images, 1)
+    while part := list(islice(remaining, size)):
+        tensors = []
+        for number, image in part:
+            with name_image_in_errors(image, number):
+                tensors.append(load_input(image, settings))
+        yield torch.stack(tensors)
