@@ -109,4 +109,4 @@ def test_every_example_runs(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         results = doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append)
-    assert results.attempted and not results.failed, "".join(report)
+    assert (results.attempted or name in SKIPPED) and not results.failed, "".join(report)

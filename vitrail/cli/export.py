@@ -1,7 +1,7 @@
 """`vitrail export`: writes a model for other runtimes, proved equal to PyTorch."""
 
 import json as as_json
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -15,9 +15,6 @@ from vitrail.cli.flags import (
     given_settings,
     unset,
 )
-
-if TYPE_CHECKING:
-    from vitrail.exporting.export import Export
 
 
 def export(
@@ -84,7 +81,7 @@ def export(
         print_export(exported)
 
 
-def print_export(exported: "Export") -> None:
+def print_export(exported: "vitrail.Export") -> None:
     """What was written, how it compares with PyTorch, and where the proof is."""
     from vitrail.display.text import format_bytes, format_count, format_percent, printable
 
