@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test quick faults check bench clean
+.PHONY: demo test quick faults check bench test-oldest clean
 
 demo: $(READY)
 	$(BIN)/vitrail demo
@@ -40,5 +40,12 @@ $(READY): pyproject.toml constraints.txt
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/peers.txt
 	touch $@
 
+# the oldest versions that pyproject.toml allows, and the quick tests with them
+test-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python tests/oldest.py > .venv-oldest/oldest.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/oldest.txt -e '.[dev]'
+	.venv-oldest/bin/pytest -n 2 -m "not slow"
+
 clean:
-	rm -rf $(VENV) .venv-bench build dist
+	rm -rf $(VENV) .venv-bench .venv-oldest build dist
