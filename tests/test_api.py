@@ -36,6 +36,7 @@ VERBS = {  # command: the function with the same arguments
     "predict": vitrail.Classifier.predict,
     "explain": vitrail.Classifier.explain,
     "report": vitrail.report,
+    "verify": vitrail.verify,
 }
 OTHER_DEFAULTS = {  # arguments whose defaults differ on purpose
     ("head", "kinds"): "the command resolves () to logistic, or to all kinds with --all",

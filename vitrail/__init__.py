@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.inference.head_comparison import compare_heads as compare_heads
     from vitrail.inference.load import load as load
     from vitrail.inference.prediction import Prediction as Prediction
+    from vitrail.inference.verify import Verification as Verification
+    from vitrail.inference.verify import verify as verify
     from vitrail.insight.explanation import Explanation as Explanation
     from vitrail.insight.maps import attention as attention
     from vitrail.model.config import ViTConfig as ViTConfig
@@ -63,6 +65,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "Run": "vitrail.run.result",
     "SearchResult": "vitrail.tuning.result",
     "UserError": "vitrail.errors",
+    "Verification": "vitrail.inference.verify",
     "ViT": "vitrail.model.vit",
     "ViTClassifier": "vitrail.run.estimators",
     "ViTConfig": "vitrail.model.config",
@@ -84,6 +87,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "resume": "vitrail.run.resume",
     "search": "vitrail.tuning.optimize",
     "train": "vitrail.run.train",
+    "verify": "vitrail.inference.verify",
 }
 
 __all__ = [
@@ -104,6 +108,7 @@ __all__ = [
     "Run",
     "SearchResult",
     "UserError",
+    "Verification",
     "ViT",
     "ViTClassifier",
     "ViTConfig",
@@ -125,6 +130,7 @@ __all__ = [
     "resume",
     "search",
     "train",
+    "verify",
 ]
 
 

@@ -96,7 +96,7 @@ def test_the_error_names_the_entry_and_what_was_wanted(tmp_path):
 def test_metadata_keeps_the_keys_of_other_versions(tmp_path):
     loaded = load_weights(write(tmp_path / "model.safetensors", {"colour": "blue"}))
     assert loaded.metadata.document["colour"] == "blue"
-    changed = loaded.metadata.change(temperature=None)
+    changed = loaded.metadata.drop("temperature")
     assert changed.temperature is None and changed.document["colour"] == "blue"
 
 

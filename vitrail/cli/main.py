@@ -38,6 +38,7 @@ VERBS = (
     "compare",
     "convert",
     "export",
+    "verify",
     "models",
     "datasets",
 )

@@ -25,6 +25,7 @@ from vitrail.run.terminal import Terminal
 from vitrail.training.distributed import World
 from vitrail.training.learner import Learner, compute_dtype
 from vitrail.zoo.file import load_model, save_model
+from vitrail.zoo.reference import compute_reference, describe_reference
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,8 @@ def write_results(
             temperature = fit_temperature(found.logits, found.labels)
         splits[split] = found.to_predictions(temperature)
     environment = {"environment": predictions.describe_environment()}
-    results = {"temperature": temperature, "metrics": scores}
+    reference = describe_reference(compute_reference(model, loader.preprocess))
+    results = {"temperature": temperature, "metrics": scores, "reference": reference}
     save_model(folder / MODEL, model, {**metadata, **results, **environment})
     checksum = metadata["data"]["fingerprint"]
     origin = predictions.describe_predictions(loader.source, checksum, splits, temperature)

@@ -26,7 +26,8 @@ from vitrail.tuning.study import (
     report_to_study,
     suggest_params,
 )
-from vitrail.zoo.file import read_model_file
+from vitrail.zoo.file import read_metadata
+from vitrail.zoo.files.open import open_weight_file
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -167,5 +168,5 @@ def final_folder(trial: "FrozenTrial", folder: Path) -> Path:
 
 def best_val_loss(folder: Path) -> float:
     """Validation loss of the weights that a run kept."""
-    metadata, _ = read_model_file(folder / MODEL)
-    return metadata.best.val_loss if metadata.best else math.inf
+    metadata = read_metadata(open_weight_file(folder / MODEL), str(folder / MODEL))
+    return metadata.best.val_loss if metadata and metadata.best else math.inf

@@ -1,4 +1,4 @@
 """Named models and their weights: presets, published weights, loading and converting any layout.
 
-Imports data, model.
+Imports data, evaluation, model.
 """

@@ -19,6 +19,7 @@ from vitrail.zoo.file import save_model
 from vitrail.zoo.layouts.layout import Layout
 from vitrail.zoo.layouts.mapping import LAYOUTS
 from vitrail.zoo.load import LoadedModel, load_weights
+from vitrail.zoo.reference import compute_reference, describe_reference
 from vitrail.zoo.weights import Normalisation
 
 Target = Literal[
@@ -114,7 +115,7 @@ def check_conversion_target(to: str, out: Path, is_file: bool) -> None:
 
 def build_metadata(loaded: LoadedModel) -> dict[str, Any]:
     """The metadata of a Vitrail model file, without the keys that `save_model` adds."""
-    added = ("format", "vit", "versions")
+    added = ("format", "vit", "versions", "checksums")
     stored = {key: value for key, value in loaded.metadata.document.items() if key not in added}
     return {
         "temperature": None,
@@ -124,7 +125,15 @@ def build_metadata(loaded: LoadedModel) -> dict[str, Any]:
         "classes": list(loaded.classes) if loaded.classes else None,
         "channels": loaded.model.config.channels,
         "preprocess": loaded.preprocess.to_dict() if loaded.preprocess else None,
+        "reference": describe_model_reference(loaded),
     }
+
+
+def describe_model_reference(loaded: LoadedModel) -> dict[str, Any] | None:
+    """The answers to the reference images; None for a model that has none."""
+    if loaded.preprocess is None or loaded.model.config.head == "none":
+        return None
+    return describe_reference(compute_reference(loaded.model, loaded.preprocess))
 
 
 def write_foreign(loaded: LoadedModel, layout: Layout, out: Path, is_file: bool) -> None:

@@ -14,18 +14,20 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.zoo.architecture import HIDDEN_SETTINGS, Architecture, infer_architecture
-from vitrail.zoo.file import check_architecture
+from vitrail.zoo.file import check_architecture, read_metadata, read_tensors
 from vitrail.zoo.files.lazy import FileContents
 from vitrail.zoo.files.open import open_weights
 from vitrail.zoo.layouts.layout import CheckpointConfig, MappedStateDict
 from vitrail.zoo.layouts.mapping import map_tensors
 from vitrail.zoo.locate import CheckpointFiles, locate_checkpoint
-from vitrail.zoo.metadata import METADATA_KEY, Metadata, parse_metadata
+from vitrail.zoo.metadata import Metadata
 from vitrail.zoo.state_dict import build_model
 from vitrail.zoo.weights import Normalisation, find_published
 
 log = logging.getLogger(__name__)
 
+# Entries of the metadata that hold only for the weights that they were computed with.
+MEASURED = ("temperature", "metrics", "reference", "checksums")
 ADAPTABLE = ("image", "patch", "channels", "classes", "depth", "head")
 TRAINING_ONLY = ("drop_path", "dropout")  # no tensor depends on them
 DEFAULT_CROPS = {"half": 0.9, "imagenet": 0.875, "clip": 1.0}  # of most published weights
@@ -72,17 +74,17 @@ def load_weights(
     requested, source = dict(vit or {}), str(path)
     checkpoint = locate_checkpoint(path)
     contents = open_weights(checkpoint.weights)
-    metadata = Metadata()
-    if METADATA_KEY in contents.metadata:
-        metadata = parse_metadata(contents.metadata[METADATA_KEY], source)
+    metadata = read_metadata(contents, source)
+    if metadata is not None:
         mapped, architecture, config = read_own_file(contents, metadata, source)
     else:
+        metadata = Metadata()
         mapped, architecture = read_foreign_file(contents, checkpoint, requested, source)
         config = checkpoint.config
     wanted = apply_settings(architecture.vit, requested, source)
     model, changes = build_model(mapped, architecture, wanted, source)
     if changes.resized or changes.adapted:  # they were measured on another model
-        metadata = metadata.change(temperature=None, metrics={})
+        metadata = metadata.drop(*MEASURED)
     assumed = [*mapped.assumed, *architecture.assumed, *config.assumed]
     return LoadedModel(
         model=model,
@@ -110,7 +112,7 @@ def read_own_file(
     return (
         MappedStateDict(
             format="vitrail",
-            chunks={name: {0: tensor} for name, tensor in contents.tensors.items()},
+            chunks={name: {0: x} for name, x in read_tensors(contents, metadata).items()},
         ),
         Architecture(vit=vit, embedded_tokens=vit.class_tokens),
         CheckpointConfig(

@@ -1,5 +1,7 @@
 """The metadata of a model file, decoded with every type checked, without torch."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,11 +36,32 @@ class Best:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Checksums:
+    """The sha256 of everything in a model file, as hexadecimal numbers."""
+
+    tensors: dict[str, str]  # of the bytes of each tensor
+    document: str  # of all other entries of the metadata
+
+    @property
+    def model(self) -> str:
+        """One sha256 that identifies weights and metadata."""
+        lines = [f"{name} {value}\n" for name, value in sorted(self.tensors.items())]
+        return hashlib.sha256("".join([*lines, self.document]).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The logits of generated images, which any machine can compute again."""
+
+    logits: tuple[tuple[float, ...], ...]  # of each image in `zoo/reference.py`
+
+
+@dataclass(frozen=True, kw_only=True)
 class Metadata:
     """What a model file says about its model.
 
-    `document` is the JSON object in the file, with keys of other versions too. `change` replaces
-    some of its entries, so that both always agree.
+    `document` is the JSON object in the file, with keys of other versions too. `drop` removes
+    entries from both.
     """
 
     vit: ViTConfig | None = None  # None only for a model without a file
@@ -49,15 +72,18 @@ class Metadata:
     temperature: float | None = None  # divides logits; None: not fitted
     best: Best | None = None
     environment: dict[str, Any] = field(default_factory=dict)  # versions and machine of the run
+    checksums: Checksums | None = None  # None: an older version wrote the file
+    reference: Reference | None = None  # None: not computed
     document: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not self.temperature > 0:
             raise UserError(f"temperature is {self.temperature}; wanted a positive number or null")
 
-    def change(self, **entries: Any) -> "Metadata":
-        """The metadata with some entries of the document replaced."""
-        return decode_metadata({**self.document, **entries})
+    def drop(self, *names: str) -> "Metadata":
+        """The metadata without some entries of the document."""
+        entries = {name: value for name, value in self.document.items() if name not in names}
+        return decode_metadata(entries)
 
 
 def parse_metadata(text: str, source: str) -> Metadata:
@@ -68,6 +94,22 @@ def parse_metadata(text: str, source: str) -> Metadata:
         return decode_metadata(document)
     except UserError as error:
         raise UserError(f"cannot read the metadata of {source}: {error}") from error
+
+
+def hash_document(document: Mapping[str, Any]) -> str:
+    """The sha256 of all entries of the metadata except the checksums themselves."""
+    entries = {name: value for name, value in document.items() if name != "checksums"}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+
+
+def check_document(metadata: Metadata, source: str) -> None:
+    """Raises if an entry of the metadata has changed since the file was written."""
+    sums = metadata.checksums
+    if sums is not None and hash_document(metadata.document) != sums.document:
+        raise UserError(
+            f"{source} is damaged: its metadata does not have the sha256 that was stored with it; "
+            f"copy or download it again"
+        )
 
 
 def check_version(document: Any) -> None:

@@ -1,0 +1,108 @@
+"""Verifies that a model file is intact, and that this machine computes what its author computed."""
+
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.display.text import format_count
+from vitrail.errors import UserError
+from vitrail.inference.classifier import Classifier, load
+from vitrail.zoo.reference import compute_reference
+
+# Largest accepted difference of logits, relative to the largest logit: float32 on different
+# processors, with different kernels and orders of summation, stays below a tenth of it.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Verification:
+    """Whether a model is the one that was tested; its fields are the keys of `verify --json`.
+
+    >>> vitrail.verify("runs/digits-1").passed
+    True
+    """
+
+    source: str  # path as given
+    passed: bool  # the largest difference is within the tolerance
+    sha256: str  # of weights and metadata: two files with the same one are the same model
+    tensors: int  # whose sha256 was compared
+    images: int  # generated ones whose logits were compared
+    largest_difference: float  # of these logits, absolute
+    tolerance: float  # limit of the difference
+    engine: str  # what computed the logits here
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `vitrail verify --json` prints.
+
+        >>> vitrail.verify("runs/digits-1").to_dict()["images"]
+        4
+        """
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        return "\n".join([self._title, *(f"  {line}" for line in self._lines())])
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<br>{escape(line)}" for line in self._lines())
+        return f"<p>{escape(self._title)}{lines}</p>"
+
+    @property
+    def _title(self) -> str:
+        answer = "is the model that was tested" if self.passed else "computes different answers"
+        return f"{self.source} {answer}"
+
+    def _lines(self) -> list[str]:
+        return [
+            f"sha256 {self.sha256}: {format_count(self.tensors, 'tensor')} and metadata unchanged",
+            f"largest difference {self.largest_difference:.1e} in the logits of "
+            f"{format_count(self.images, 'reference image')}, tolerance {self.tolerance:.1e}",
+            f"computed by {self.engine}",
+        ]
+
+
+def verify(model: str | Path, *, device: str = "auto") -> Verification:
+    """Checks the sha256 of every tensor, and the logits of generated reference images.
+
+    Args:
+        model: run folder or model file of Vitrail; `vitrail.convert` makes one of other weights
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
+
+    >>> vitrail.verify("runs/digits-1")
+    runs/digits-1 is the model that was tested
+      sha256 ...: ... tensors and metadata unchanged
+      largest difference ... in the logits of 4 reference images, tolerance ...
+      computed by torch ... on cpu
+    """
+    return verify_classifier(load(model, device=device), str(model))
+
+
+def verify_classifier(classifier: Classifier, source: str) -> Verification:
+    """Verifies a loaded classifier; loading it has compared the checksums."""
+    metadata = classifier.metadata
+    if metadata.checksums is None or metadata.reference is None:
+        raise UserError(
+            f"{source} has no checksums and reference answers to verify: another library or an "
+            f"older version wrote it; `vitrail convert MODEL --to vitrail` adds them"
+        )
+    expected = torch.tensor(metadata.reference.logits)
+    logits = compute_reference(classifier.model, classifier.preprocess)
+    if expected.shape != logits.shape:
+        raise UserError(
+            f"{source} has reference answers of shape {tuple(expected.shape)}, expected "
+            f"{tuple(logits.shape)}; train or convert it again"
+        )
+    difference = float((logits - expected).abs().max())
+    tolerance = TOLERANCE * max(1.0, float(expected.abs().max()))
+    return Verification(
+        source=source,
+        passed=difference <= tolerance,  # false for NaN, too
+        sha256=metadata.checksums.model,
+        tensors=len(metadata.checksums.tensors),
+        images=len(logits),
+        largest_difference=difference,
+        tolerance=tolerance,
+        engine=f"torch {torch.__version__} on {classifier.device}",
+    )
