@@ -127,3 +127,11 @@ def test_the_command_prints_what_it_compared(path, capsys):
     main(["verify", str(path)])
     out = capsys.readouterr().out
     assert "is the model that was tested" in out and "4 reference images" in out
+
+
+def test_an_exported_file_computes_the_same_answers(path, tmp_path):
+    pytest.importorskip("onnxruntime")
+    vitrail.export(path, tmp_path / "model.onnx")
+    result = vitrail.verify(tmp_path / "model.onnx")
+    assert result.passed and result.tensors == 0 and "onnxruntime" in result.engine
+    assert result.sha256 == vitrail.verify(path).sha256

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal: a two-sided 95 % interval
+from vitrail.evaluation.interval import wilson_interval as wilson_interval
+
 ECE_BINS = 15  # Guo et al., 2017
 CONFIDENT_ERRORS = 20  # misclassified images that `vitrail evaluate` lists
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3  # the range that `fit_temperature` searches
@@ -24,14 +25,6 @@ def accuracy(logits: Tensor, labels: Tensor, top: int = 1) -> float:
     earlier = torch.arange(logits.shape[1]) < labels[:, None]
     ahead = (logits > target) | ((logits == target) & earlier)
     return float((ahead.sum(dim=1) < top).double().mean())
-
-
-def wilson_interval(rate: float, count: int) -> tuple[float, float]:
-    """95 % confidence interval of a rate measured on `count` images (Wilson, 1927)."""
-    weight = Z_95**2 / count
-    centre = (rate + weight / 2) / (1 + weight)
-    margin = Z_95 / (1 + weight) * math.sqrt(rate * (1 - rate) / count + weight / (4 * count))
-    return max(0.0, centre - margin), min(1.0, centre + margin)
 
 
 def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.evaluation.metrics import Z_95
+from vitrail.evaluation.interval import Z_95
 
 Labels = NDArray[np.int64]
 

@@ -67,7 +67,15 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:  # (B, C, H, W)
         """Logits; with `keep`, indices of shape (B, P'), the model sees only those patches."""
-        x = self.encode(x, keep)  # (B, N, D)
+        return self.classify(self.encode(x, keep))  # (B, K)
+
+    def classify(self, x: Tensor) -> Tensor:  # (B, N, D)
+        """The logits, from all tokens after the last block.
+
+        >>> model = vitrail.ViT(vitrail.preset("Pico/2", image=8, classes=10))
+        >>> model.classify(torch.rand(1, 17, 64)).shape
+        torch.Size([1, 10])
+        """
         if self.head_dist is not None:  # DeiT: the mean of both heads' logits
             x = self.norm(x[:, :2])  # (B, 2, D)
             x = (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2  # (B, K)

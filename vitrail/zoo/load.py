@@ -27,7 +27,7 @@ from vitrail.zoo.weights import Normalisation, find_published
 log = logging.getLogger(__name__)
 
 # Entries of the metadata that hold only for the weights that they were computed with.
-MEASURED = ("temperature", "metrics", "reference", "checksums")
+MEASURED = ("temperature", "metrics", "reference", "calibration", "checksums")
 ADAPTABLE = ("image", "patch", "channels", "classes", "depth", "head")
 TRAINING_ONLY = ("drop_path", "dropout")  # no tensor depends on them
 DEFAULT_CROPS = {"half": 0.9, "imagenet": 0.875, "clip": 1.0}  # of most published weights

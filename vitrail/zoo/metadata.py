@@ -9,6 +9,7 @@ from typing import Any
 from vitrail.data.config import Preprocess
 from vitrail.decoding import decode_table, parse_json
 from vitrail.errors import UserError
+from vitrail.evaluation.calibration import Calibration
 from vitrail.model.config import ViTConfig
 
 FORMAT_VERSION = 1
@@ -74,6 +75,7 @@ class Metadata:
     environment: dict[str, Any] = field(default_factory=dict)  # versions and machine of the run
     checksums: Checksums | None = None  # None: an older version wrote the file
     reference: Reference | None = None  # None: not computed
+    calibration: Calibration | None = None  # None: no validation images were at hand
     document: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

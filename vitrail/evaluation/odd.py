@@ -1,0 +1,148 @@
+"""Odd images: those whose features are far from the features of all training images.
+
+The distance of an image is the mean Euclidean distance of its normalised features to the nearest
+training images (after Sun et al., 2022). Its p-value is the fraction of validation images that are
+at least as far away, so that 1 % of images like those of the training data have a p-value below
+0.01, whatever the model.
+"""
+
+import base64
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.errors import UserError
+
+Rows = NDArray[np.float32]
+
+ODD = 0.01  # images with a smaller p-value are flagged: one in a hundred that are not odd
+NEIGHBOURS = 5  # whose mean distance counts
+DIMENSIONS = 64  # that principal components keep of the features
+MAX_BYTES = 1_000_000  # of everything in the model file, as base64
+MAX_DISTANCES = 1024  # of validation images that are stored
+CHUNK = 256  # rows whose distances are in memory at once
+MIN_IMAGES = 20  # training and validation images without which distances mean nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbours:
+    """The features of training images, compressed, and the distances of validation images."""
+
+    width: int  # of the features
+    dimensions: int  # after projection
+    images: int  # training images
+    scale: float  # of one step of the quantised features
+    mean: str  # of the features, float16 (width)
+    components: str  # projection, float16 (width, dimensions)
+    features: str  # int8 (images, dimensions)
+    distances: tuple[float, ...]  # of validation images, ascending
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.dimensions, self.images, len(self.distances)) < 1:
+            raise UserError("the features of training images are empty; calibrate the model again")
+        _ = self._arrays  # raises if a length is wrong
+
+    def p_values(self, features: NDArray[Any]) -> NDArray[np.float64]:
+        """The p-value of each image (N), from its features (N, width)."""
+        known = np.array(self.distances)
+        at_least = len(known) - np.searchsorted(known, self.measure(features))
+        p_values: NDArray[np.float64] = (at_least + 1) / (len(known) + 1)
+        return p_values
+
+    def measure(self, features: NDArray[Any]) -> Rows:
+        """The mean distance of each image to its nearest training images, (N)."""
+        mean, components, stored = self._arrays
+        centred: Rows = normalise_rows(features) - mean
+        return mean_distance(centred @ components, stored)
+
+    @cached_property
+    def _arrays(self) -> tuple[Rows, Rows, Rows]:
+        mean = unpack(self.mean, "<f2", (self.width,))
+        components = unpack(self.components, "<f2", (self.width, self.dimensions))
+        features = unpack(self.features, "i1", (self.images, self.dimensions))
+        return mean, components, features * self.scale
+
+
+def fit_neighbours(train: NDArray[Any], val: NDArray[Any]) -> Neighbours | None:
+    """Compresses the features of training images (N, D); None if there are too few images."""
+    if min(len(train), len(val)) < MIN_IMAGES:
+        return None
+    rows = normalise_rows(train)
+    mean = rows.mean(axis=0).astype("<f2")
+    components = principal_components(rows - mean).astype("<f2")
+    room = MAX_BYTES * 3 // 4 - mean.nbytes - components.nbytes - 16 * MAX_DISTANCES
+    rows = pick_rows(rows, max(1, room // components.shape[1]))
+    projected = (rows - mean.astype(np.float32)) @ components.astype(np.float32)
+    scale = float(np.abs(projected).max()) / 127 or 1.0
+    fitted = Neighbours(
+        width=len(mean),
+        dimensions=components.shape[1],
+        images=len(projected),
+        scale=scale,
+        mean=pack(mean),
+        components=pack(components),
+        features=pack((projected / scale).round().astype("i1")),
+        distances=(0.0,),
+    )
+    distances = pick_rows(np.sort(fitted.measure(val)), MAX_DISTANCES)
+    return replace(fitted, distances=tuple(float(f"{one:.5g}") for one in distances))
+
+
+def normalise_rows(features: NDArray[Any]) -> Rows:
+    """Rows of length 1, in float32."""
+    rows = np.asarray(features, np.float32)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    normalised: Rows = (rows / np.maximum(lengths, 1e-12)).astype(np.float32, copy=False)
+    return normalised
+
+
+def principal_components(centred: Rows) -> Rows:
+    """The directions of largest variance, (D, dimensions)."""
+    _, vectors = np.linalg.eigh(centred.T.astype(np.float64) @ centred)
+    return vectors[:, -DIMENSIONS:].astype(np.float32)
+
+
+def pick_rows(rows: NDArray[Any], count: int) -> NDArray[Any]:
+    """At most `count` rows, evenly spaced."""
+    places = np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)
+    chosen: NDArray[Any] = rows[places]
+    return chosen
+
+
+def mean_distance(rows: Rows, stored: Rows) -> Rows:
+    """The mean Euclidean distance of each row to its nearest stored ones, (N)."""
+    count, lengths = min(NEIGHBOURS, len(stored)), (stored**2).sum(axis=1)
+    distances = np.empty(len(rows), np.float32)
+    for start in range(0, len(rows), CHUNK):
+        part = rows[start : start + CHUNK]
+        squares = (part**2).sum(axis=1)[:, None] + lengths - 2 * part @ stored.T
+        nearest = np.partition(squares, count - 1, axis=1)[:, :count]
+        distances[start : start + CHUNK] = np.sqrt(np.maximum(nearest, 0)).mean(axis=1)
+    return distances
+
+
+def pack(array: NDArray[np.generic]) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def unpack(text: str, dtype: str, shape: tuple[int, ...]) -> Rows:
+    """An array as float32; raises unless the text holds exactly this shape."""
+    try:
+        content = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise UserError("the features of training images are not valid base64") from error
+    if len(content) != math.prod(shape) * np.dtype(dtype).itemsize:
+        raise UserError(f"the features of training images do not have the shape {shape}")
+    return np.frombuffer(content, dtype).reshape(shape).astype(np.float32)
+
+
+def auroc(known: NDArray[Any], foreign: NDArray[Any]) -> float:
+    """The probability that a foreign image scores higher than a known one; ties count half."""
+    order = np.sort(known)
+    below = np.searchsorted(order, foreign, side="left")
+    not_above = np.searchsorted(order, foreign, side="right")
+    return float((below + not_above).mean() / 2 / len(order))
