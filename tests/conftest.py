@@ -1,13 +1,21 @@
 """What several tests share."""
 
+import atexit
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: a second thread only waits
+
+# Photos start from published weights where these are at hand; tests set what they need.
+os.environ.pop("VITRAIL_WEIGHTS", None)
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="vitrail-tests-hub-")
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -150,11 +150,12 @@ Architecture: TypeAlias = Annotated[
     unset(metavar="NAME", help="architecture, such as Nano/4 or S/16 (see `vitrail models`)"),
 ]
 Weights: TypeAlias = Annotated[
-    str | None,
-    unset(
+    str,
+    tyro.conf.arg(
         name="from",
         metavar="WEIGHTS",
-        help="fine-tune from this run, weight file or folder, or hf:owner/name",
+        help="fine-tune from this run, weight file or folder, or hf:owner/name; auto: photos from "
+        "published weights, small images from scratch; none: from scratch",
     ),
 ]
 RecipeFile: TypeAlias = Annotated[

@@ -53,7 +53,7 @@ def search(
     minutes: OptionalFloat = None,
     jobs: Annotated[int, tyro.conf.arg(metavar="INT")] = 1,
     model: Architecture = None,
-    weights: Weights = None,
+    weights: Weights = "auto",
     epochs: OptionalInt = None,
     recipe: RecipeFile = None,
     seed: OptionalInt = None,

@@ -57,7 +57,7 @@ def train(
     ] = None,
     *,
     model: Architecture = None,
-    weights: Weights = None,
+    weights: Weights = "auto",
     minutes: OptionalFloat = None,
     epochs: OptionalInt = None,
     recipe: RecipeFile = None,

@@ -238,7 +238,7 @@ def check(
 def plan_training(audit: Audit, request: Request, device: torch.device) -> DataCheck:
     """Adds the recipe that `train` would choose, or the error that it would raise."""
     try:
-        plan = design_recipe(audit.source, request, device)
+        plan = design_recipe(audit.source, request, device, download=False)
     except UserError as error:
         failure = Finding("No recipe", "error", "training cannot start", str(error))
         audit = replace(audit, findings=(failure, *audit.findings))

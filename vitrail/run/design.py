@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from vitrail.data.config import Preprocess
 from vitrail.data.open import resolve_data
 from vitrail.data.source import Source
 from vitrail.data.sources.catalogue import DATASETS
 from vitrail.errors import UserError
-from vitrail.run import auto
+from vitrail.run import auto, fine_tuning
 from vitrail.run.build import check_recipe, load_for_fine_tuning
 from vitrail.run.recipe import (
     Recipe,
@@ -21,7 +22,12 @@ from vitrail.run.recipe import (
     settings_from_dict,
     settings_to_dict,
 )
-from vitrail.run.request import Request
+from vitrail.run.request import AUTO, NONE, Request
+from vitrail.zoo.suggest import FoundWeights, Unreachable, find_weights
+
+PHOTO_SIDE = 96  # pixels on the short side from which images start from published weights
+PHOTO_CHANNELS = (1, 3)
+SCRATCH_COST = "on photos, training from scratch usually costs 20 to 50 points of accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +38,27 @@ class Design:
 
 
 def design_recipe(
-    source: Source, request: Request, device: torch.device, processes: int = 1
+    source: Source,
+    request: Request,
+    device: torch.device,
+    processes: int = 1,
+    *,
+    download: bool = True,
 ) -> Design:
     """The complete recipe: chosen from the data, changed by the request; and why.
 
-    Raises the `UserError` that training would end with, if it cannot work.
+    Raises the `UserError` that training would end with, if it cannot work. Without `download`,
+    weights that are only on the hub stay there: the plan follows from the table that lists them.
     """
     check_settings(Recipe, request.settings)
     summary = auto.summarise(source)
+    start, why = choose_start(summary, request, device, download)
     requested = requested_settings(request)
-    choice = choose_settings(summary, request, requested, device, processes)
-    reasons = [f"{source.name}: {summary}", explain_device(device, request.device)]
+    if start is None:
+        choice = choose_from_scratch(summary, request, requested, device, processes)
+    else:
+        choice = choose_fine_tuning(summary, request, requested, start)
+    reasons = [f"{source.name}: {summary}", explain_device(device, request.device), *why]
     reasons += choice.reasons
     if changed := list_changes(choice.settings, requested):
         reasons.append(f"requested: {', '.join(changed)}")
@@ -64,50 +80,84 @@ def locate_source(source: Source, data: str) -> str:
 
 
 def requested_settings(request: Request) -> dict[str, Any]:
-    """The settings of the request, with its seed, epochs and weights among them."""
+    """The settings of the request, with its seed and epochs among them, without its weights."""
     train = dict(request.settings.get("train", {}))
     if request.seed is not None:
         train["seed"] = request.seed
     if request.epochs is not None:
         train["epochs"] = request.epochs
     requested = {**request.settings, "train": train}
-    if weights := request.start_from:
-        requested["weights"] = str(Path(weights).resolve()) if Path(weights).exists() else weights
+    requested.pop("weights", None)
     return requested
 
 
-def choose_settings(
+def choose_start(
+    summary: auto.DataSummary, request: Request, device: torch.device, download: bool
+) -> tuple[FoundWeights | None, list[str]]:
+    """The weights to start from, None for training from scratch; and why."""
+    start = request.start_from
+    if start not in (AUTO, NONE) and request.model:
+        raise UserError(
+            f"`model` {request.model} and `weights` {start} both name a model; give one of them"
+        )
+    if start == NONE:
+        why = "from scratch: requested"
+        return None, [why] if request.weights == NONE else []
+    if start != AUTO:
+        path = str(Path(start).resolve()) if Path(start).exists() else start
+        return FoundWeights(weights=path, published=None, reason=""), []
+    if summary.channels not in PHOTO_CHANNELS:
+        why = f"published weights are for photos, not for {summary.channels} channels"
+        return None, [f"from scratch: {why}"]
+    if summary.side < PHOTO_SIDE:
+        why = f"published weights need photos, of {PHOTO_SIDE} pixels on the short side or more"
+        return None, [f"from scratch: {why}"]
+    try:
+        found = find_weights(device.type, request.minutes, download=download)
+    except Unreachable as error:
+        return None, [f"from scratch: {error}; {SCRATCH_COST}"]
+    return found, [found.reason]
+
+
+def choose_from_scratch(
     summary: auto.DataSummary,
     request: Request,
     requested: Mapping[str, Any],
     device: torch.device,
     processes: int,
 ) -> auto.Choice:
-    """What the data determines: fine-tuning if there are weights, else training from scratch."""
-    train, weights = requested["train"], request.start_from
-    epochs, steps = train.get("epochs"), train.get("steps", 0)
-    if not weights:
-        return auto.choose_from_scratch(
-            summary,
-            model=request.model or request.settings.get("model"),
-            minutes=request.minutes,
-            epochs=epochs,
-            steps=steps,
-            batch=train.get("batch"),
-            device=device.type,
-            processes=processes,
-        )
-    if request.model:
-        raise UserError(
-            f"`model` {request.model} and `weights` {weights} both name a model; give one of them"
-        )
-    loaded = load_for_fine_tuning(summary, weights, request.settings)
-    name = loaded.metadata.name or Path(weights).name
-    timed = request.minutes is not None or steps > 0
-    choice = auto.choose_fine_tuning(
-        summary, name, loaded.model.config, loaded.preprocess, epochs, timed
+    train = requested["train"]
+    return auto.choose_from_scratch(
+        summary,
+        model=request.model or request.settings.get("model"),
+        minutes=request.minutes,
+        epochs=train.get("epochs"),
+        steps=train.get("steps", 0),
+        batch=train.get("batch"),
+        device=device.type,
+        processes=processes,
     )
-    choice.settings["weights"] = requested["weights"]
+
+
+def choose_fine_tuning(
+    summary: auto.DataSummary,
+    request: Request,
+    requested: Mapping[str, Any],
+    start: FoundWeights,
+) -> auto.Choice:
+    train = requested["train"]
+    if start.size and start.published is not None:  # still on the hub
+        name, vit = start.published.name, start.published.vit
+        preprocess: Preprocess | None = Preprocess(size=vit.image, **start.published.preprocess)
+    else:
+        loaded = load_for_fine_tuning(summary, start.weights, request.settings)
+        name = loaded.metadata.name or Path(start.weights).name
+        vit, preprocess = loaded.model.config, loaded.preprocess
+    timed = request.minutes is not None or train.get("steps", 0) > 0
+    choice = fine_tuning.choose_fine_tuning(
+        summary, name, vit, preprocess, train.get("epochs"), timed
+    )
+    choice.settings["weights"] = start.weights
     return choice
 
 

@@ -20,6 +20,7 @@ from vitrail.inference.prediction import ImageInput
 from vitrail.inference.torch_predictor import load_batches
 from vitrail.model.vit import ViT
 from vitrail.run.image_list import class_names, hold_out_validation, list_images, make_source
+from vitrail.run.request import AUTO
 from vitrail.run.train import train
 from vitrail.training.device import pick_device
 from vitrail.zoo.file import load_model, save_model
@@ -69,7 +70,7 @@ class ViTClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         minutes: float = 5.0,
         epochs: int | None = None,
         model: str | None = None,
-        weights: str | Path | None = None,
+        weights: str | Path = AUTO,
         settings: Mapping[str, Any] | None = None,
         seed: int | None = None,
         device: str = "auto",
@@ -81,7 +82,8 @@ class ViTClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             minutes: training time of each fit
             epochs: number of epochs instead of a time
             model: architecture by name, such as "Nano/4" or "S/16"; by default chosen from the data
-            weights: run, weight file or folder to fine-tune; by default none
+            weights: run, weight file or folder to fine-tune; "auto" takes published weights if the
+                images are photos, "none" none
             settings: any setting of a recipe by section, such as {"train": {"lr": 3e-4}}
             seed: of initialisation, data order, augmentation and dropout
             device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one

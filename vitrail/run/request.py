@@ -14,7 +14,9 @@ from vitrail.training.distributed import World
 
 OnEpoch = Callable[[dict[str, Any]], None]  # an exception that it raises ends the run
 
+AUTO, NONE = "auto", "none"  # values of `weights`: chosen from the data, or training from scratch
 LENGTH_SETTINGS = ("epochs", "steps")  # settings of [train] that determine the length of a run
+TRANSFERABLE = {"image", "classes", "head", "drop_path", "dropout"}  # by any published weights
 MAX_MINUTES = 1e7  # 19 years; more is a mistake
 
 
@@ -24,7 +26,7 @@ class Request:
 
     data: str
     model: str | None = None
-    weights: str | None = None
+    weights: str = AUTO
     minutes: float | None = None
     epochs: int | None = None
     seed: int | None = None
@@ -41,8 +43,17 @@ class Request:
 
     @property
     def start_from(self) -> str:
-        """The weights to fine-tune; empty for training from scratch."""
-        return self.weights or str(self.settings.get("weights", ""))
+        """The weights to fine-tune, "none" for training from scratch, or "auto".
+
+        An architecture can only be trained from scratch.
+        """
+        if self.weights != AUTO:
+            return self.weights
+        if "weights" in self.settings:
+            return str(self.settings["weights"]) or NONE
+        names_model = self.model or self.settings.get("model")
+        changes = self.settings.get("vit", {}).keys() - TRANSFERABLE
+        return NONE if names_model or changes else AUTO
 
 
 @dataclass(frozen=True, kw_only=True)

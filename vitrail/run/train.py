@@ -14,7 +14,7 @@ from vitrail.run.finish import complete_run
 from vitrail.run.plan import plan_steps
 from vitrail.run.progress import Progress
 from vitrail.run.recipe import Recipe, recipe_to_toml, settings_from_dict, settings_to_dict
-from vitrail.run.request import Options, Request, name_data, read_settings
+from vitrail.run.request import AUTO, Options, Request, name_data, read_settings
 from vitrail.run.result import Run
 from vitrail.run.resume import resume_run
 from vitrail.run.storage.folder import (
@@ -36,7 +36,7 @@ def train(
     data: str | Path | Source | None = None,
     *,
     model: str | None = None,
-    weights: str | Path | None = None,
+    weights: str | Path = AUTO,
     minutes: float | None = None,
     epochs: int | None = None,
     recipe: str | Path | None = None,
@@ -66,7 +66,8 @@ def train(
             the name of a built-in data set, or what `vitrail.open_data` returned. By default the
             data of `recipe`.
         model: architecture to train from scratch, such as "Nano/4" or "S/16".
-        weights: run folder, weight file or folder, or published weights to fine-tune.
+        weights: run folder, weight file or folder, or "hf:owner/name" to fine-tune. "auto" starts
+            from published weights if the images are photos, "none" always from scratch.
         minutes: time until the results are written; the number of steps is planned to fit.
         epochs: passes over the training split, instead of `minutes`.
         recipe: TOML file with any of the settings.
@@ -91,7 +92,7 @@ def train(
     request = Request(
         data=name_data(data, table),
         model=model,
-        weights=None if weights is None else str(weights),
+        weights=str(weights),
         minutes=minutes,
         epochs=epochs,
         seed=seed,

@@ -15,7 +15,7 @@ from vitrail import files
 from vitrail.display.text import format_percent
 from vitrail.errors import UserError
 from vitrail.run.recipe import Recipe, read_recipe, recipe_to_toml, settings_from_dict
-from vitrail.run.request import Request, name_data, read_settings
+from vitrail.run.request import AUTO, Request, name_data, read_settings
 from vitrail.run.result import Run
 from vitrail.run.resume import resume
 from vitrail.run.storage.record import METRICS, RECIPE, prepend_reasons
@@ -61,7 +61,7 @@ def search(
     minutes: float | None = None,
     jobs: int = 1,
     model: str | None = None,
-    weights: str | Path | None = None,
+    weights: str | Path = AUTO,
     epochs: int | None = None,
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -91,7 +91,8 @@ def search(
         minutes: time for everything, divided equally among the trials and the final run
         jobs: processes that run trials at the same time and share the CPU threads
         model: architecture such as "Nano/4" or "S/16"
-        weights: run, weight file, or name of published weights to fine-tune
+        weights: run, weight file, or name of published weights to fine-tune; "auto" and "none" as
+            for `train`
         epochs: length of a trial, instead of minutes
         recipe: TOML file with settings
         settings: settings by section, such as {"train": {"batch": 64}}; they override the recipe
@@ -112,7 +113,7 @@ def search(
     request = Request(
         data=data,
         model=model,
-        weights=None if weights is None else str(weights),
+        weights=str(weights),
         minutes=minutes,
         epochs=epochs,
         seed=seed,

@@ -14,7 +14,7 @@ from vitrail.data.sources.places import check_output_path
 from vitrail.errors import UserError
 from vitrail.run.design import design_recipe
 from vitrail.run.recipe import Recipe, settings_from_dict, settings_to_dict
-from vitrail.run.request import LENGTH_SETTINGS, Request
+from vitrail.run.request import LENGTH_SETTINGS, NONE, Request
 from vitrail.run.terminal import Terminal
 from vitrail.training.device import pick_device
 from vitrail.tuning.space import (
@@ -78,7 +78,7 @@ def make_plan(
         )
     folder = choose_folder(source, out)
     base = design_base(source, request, trials, jobs, quiet)
-    given = {"model": request.model, "weights": request.weights, "epochs": request.epochs}
+    given = {"model": request.model, "weights": base.weights or NONE, "epochs": request.epochs}
     given |= {"seed": request.seed, "device": request.device}
     plan = Plan(
         data=base.source,
