@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,10 +32,15 @@ except UserError as error:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The part of the hub that a download needs."""
+    """The part of the hub that a download needs; its attributes make it fail."""
 
     folder: Path
     requests: list[str]
+    name = NAME
+    status = 200  # of all answers
+    pause = 0.0  # seconds before an answer
+    cut = 0  # bytes after which the first download ends
+    flip = False  # damage what is sent
 
     def do_HEAD(self) -> None:
         self.answer(body=False)
@@ -43,21 +49,40 @@ class Hub(BaseHTTPRequestHandler):
         self.answer(body=True)
 
     def answer(self, body: bool) -> None:
-        self.requests.append(f"{self.command} {self.path}")
+        start = self.headers.get("Range", "")
+        if "/resolve/" not in self.path:  # telemetry
+            self.send_error(404)
+            return
+        self.requests.append(f"{self.command} {self.path} {start}")
+        time.sleep(self.pause)
         owner, repository, _, _, name = self.path.strip("/").split("/", 4)
         file = self.folder / name
-        self.send_response(200 if f"{owner}/{repository}" == NAME and file.is_file() else 404)
-        if f"{owner}/{repository}" != NAME:
+        known = f"{owner}/{repository}" == self.name
+        first = int(start.removeprefix("bytes=").partition("-")[0] or 0) if start else 0
+        found = 206 if first else 200
+        self.send_response(
+            self.status if self.status != 200 else found if known and file.is_file() else 404
+        )
+        if not known or self.status in (401, 404):
             self.send_header("X-Error-Code", "RepoNotFound")
         elif not file.is_file():
             self.send_header("X-Error-Code", "EntryNotFound")
         content = file.read_bytes() if file.is_file() else b""
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(content) - first))
+        if first:
+            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
         self.end_headers()
         if body:
-            self.wfile.write(content)
+            self.send_content(content[first:])
+
+    def send_content(self, content: bytes) -> None:
+        if self.flip:
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        if self.cut and len(content) > self.cut:
+            content, type(self).cut = content[: self.cut], 0
+        self.wfile.write(content)
 
     def log_message(self, *words: object) -> None:
         pass
@@ -92,6 +117,7 @@ def load_in_process(server, cache: Path, name: str, **more: str) -> dict[str, ob
         **os.environ,
         "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
         "HF_HOME": str(cache),
+        "HF_HUB_OFFLINE": "0",
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "NO_PROXY": "127.0.0.1",

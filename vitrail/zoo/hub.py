@@ -63,6 +63,7 @@ def inspect_hub_file(repository: str, name: str = STANDARD_FILES[0]) -> HubFile:
 def import_hub(name: str) -> Any:
     try:
         import huggingface_hub
+        import huggingface_hub.constants
     except ImportError as error:
         raise UserError(
             f"hf:{name} needs the package huggingface_hub; pip install 'vitrail[hub]'"
@@ -81,6 +82,7 @@ def report_hub_errors(name: str) -> Iterator[None]:
     """Turns the errors of huggingface_hub into one line each."""
     from huggingface_hub import errors
 
+    client: Any = errors.HfHubHTTPError.__bases__  # errors of the HTTP client that it uses
     try:
         yield
     except errors.HFValidationError as error:
@@ -89,7 +91,7 @@ def report_hub_errors(name: str) -> Iterator[None]:
         raise UserError(
             f"the hub has no hf:{name}, or it is private; check the name, or log in with `hf auth`"
         ) from error
-    except (OSError, errors.HfHubHTTPError) as error:  # huggingface_hub's of network and disk
+    except (OSError, *client) as error:
         advice = "try again later"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             advice = "free some space, or set HF_HOME to another disk"
