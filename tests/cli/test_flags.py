@@ -8,7 +8,7 @@ import vitrail
 from vitrail.cli.flags import CHOSEN_SECTIONS, CHOSEN_SETTINGS
 from vitrail.cli.main import main
 from vitrail.data.config import Preprocess
-from vitrail.run import auto
+from vitrail.run import auto, fine_tuning
 from vitrail.run.recipe import flatten_settings
 from vitrail.run.result import Run
 from vitrail.zoo.presets import preset
@@ -47,7 +47,7 @@ def test_help_names_exactly_the_settings_that_are_chosen_from_the_data():
         for choice in (
             auto.choose_from_scratch(summary),
             auto.choose_from_scratch(summary, epochs=5),
-            auto.choose_fine_tuning(summary, "Ti/16", vit, Preprocess(), None),
+            fine_tuning.choose_fine_tuning(summary, "Ti/16", vit, Preprocess(), None),
         ):
             chosen |= set(flatten_settings(choice.settings))
     sections = tuple(f"{section}." for section in CHOSEN_SECTIONS)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from vitrail.run import auto
+from vitrail.run import auto, fine_tuning
 from vitrail.run.recipe import Recipe, settings_from_dict
 from vitrail.zoo.presets import preset
 
@@ -113,13 +113,13 @@ def test_from_scratch_optimizer_batch_and_epochs_have_their_reasons():
 
 def test_a_fine_tuning_has_the_same_reasons():
     vit = preset("S/16")
-    choice = auto.choose_fine_tuning(replace(PHOTOS, imbalance=12), "S/16", vit, None, None)
+    choice = fine_tuning.choose_fine_tuning(replace(PHOTOS, imbalance=12), "S/16", vit, None, None)
     told = ("augmentation light: ", "batch 32: ", "optimizer adamw, learning rate 0.0005: ")
     for start in (*told, "balanced sampling: ", "epochs 22: fine-tuning needs few"):
         assert line(choice, start)
-    assert line(auto.choose_fine_tuning(PHOTOS, "S/16", vit, None, 5), "epochs 5: requested")
+    assert line(fine_tuning.choose_fine_tuning(PHOTOS, "S/16", vit, None, 5), "epochs 5: requested")
 
 
 def test_a_fine_tuning_by_the_clock_has_no_epochs():
-    choice = auto.choose_fine_tuning(PHOTOS, "S/16", preset("S/16"), None, 5, timed=True)
+    choice = fine_tuning.choose_fine_tuning(PHOTOS, "S/16", preset("S/16"), None, 5, timed=True)
     assert not line(choice, "epochs") and "epochs" not in choice.settings["train"]

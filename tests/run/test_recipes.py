@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.data.config import Augment
-from vitrail.run import auto
+from vitrail.run import auto, fine_tuning
 from vitrail.run.build import check_recipe
 from vitrail.run.recipe import Recipe, merge_settings, read_recipe, settings_from_dict
 from vitrail.zoo.presets import preset
@@ -55,7 +55,7 @@ def test_it_is_a_recipe_that_can_work(path):
         images=images, classes=classes, side=side, channels=channels, imbalance=1.0
     )
     if path.stem == "gpu-finetune":
-        choice = auto.choose_fine_tuning(facts, "B/16", preset("B/16"), auto.Preprocess(), None)
+        choice = fine_tuning.choose_fine_tuning(facts, "B/16", preset("B/16"), Preprocess(), None)
     else:
         choice = auto.choose_from_scratch(facts, model=table["model"], device="cuda")
     recipe = settings_from_dict(Recipe, merge_settings(choice.settings, table))
@@ -70,7 +70,9 @@ def test_what_the_literature_says_is_not_mixed_with_what_we_would_choose(path):
     table = read_recipe(path)
     assert set(table["data"]["augment"]) == {entry.name for entry in fields(Augment)}
     facts = auto.DataSummary(images=10_000, classes=10, side=375, channels=3, imbalance=1.0)
-    ours = auto.choose_fine_tuning(facts, "B/16", preset("B/16"), None, None).settings["train"]
+    ours = fine_tuning.choose_fine_tuning(facts, "B/16", preset("B/16"), None, None).settings[
+        "train"
+    ]
     for epochs in (5, 30, 100, 300):
         ours |= auto.choose_from_scratch(
             facts, model="S/16", epochs=epochs, device="cuda"

@@ -15,9 +15,9 @@ from vitrail.errors import UserError
 from vitrail.run.design import design_recipe
 from vitrail.run.request import Request
 from vitrail.training.device import pick_device
-from vitrail.zoo.suggest import SUGGESTIONS, find_weights, named, suggest
+from vitrail.zoo.suggest import SUGGESTIONS, find_row, find_weights, suggest
 
-TINY = named("Ti/16 augreg-in21k-in1k")
+TINY = find_row("Ti/16 augreg-in21k-in1k")
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_variable_without_weights_is_an_error(photos, tmp_path, monkeypatch):
 
 def test_the_table_has_permissive_weights_that_the_hub_has():
     for row in SUGGESTIONS:
-        assert named(row.name).hub and named(row.name).licence in ("apache-2.0", "mit")
+        assert find_row(row.name).hub and find_row(row.name).licence in ("apache-2.0", "mit")
     assert suggest("cpu", None).name == suggest("cpu", 2).name == TINY.name
     assert suggest("cuda", 5).name.startswith("S/16")
     assert suggest("cuda", None).name.startswith("B/16")
@@ -183,7 +183,7 @@ def test_a_full_disk_is_one_line(hub, monkeypatch):
 
 
 def test_the_check_prints_the_plan_of_the_training_without_a_download(hub, photos):
-    remote = named(TINY.name)
+    remote = find_row(TINY.name)
     before = plan(photos)
     assert not any("GET" in line for line in hub.requests)
     assert before.recipe.weights == f"hf:{remote.hub}"

@@ -55,9 +55,9 @@ def design_recipe(
     start, why = choose_start(summary, request, device, download)
     requested = requested_settings(request)
     if start is None:
-        choice = choose_from_scratch(summary, request, requested, device, processes)
+        choice = design_from_scratch(summary, request, requested, device, processes)
     else:
-        choice = choose_fine_tuning(summary, request, requested, start)
+        choice = design_fine_tuning(summary, request, requested, start)
     reasons = [f"{source.name}: {summary}", explain_device(device, request.device), *why]
     reasons += choice.reasons
     if changed := list_changes(choice.settings, requested):
@@ -119,7 +119,7 @@ def choose_start(
     return found, [found.reason]
 
 
-def choose_from_scratch(
+def design_from_scratch(
     summary: auto.DataSummary,
     request: Request,
     requested: Mapping[str, Any],
@@ -139,7 +139,7 @@ def choose_from_scratch(
     )
 
 
-def choose_fine_tuning(
+def design_fine_tuning(
     summary: auto.DataSummary,
     request: Request,
     requested: Mapping[str, Any],

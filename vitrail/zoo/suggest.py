@@ -81,7 +81,7 @@ def find_weights(device: str, minutes: float | None, *, download: bool) -> Found
     row = suggest(device, minutes)
     if (requested := os.environ.get(VARIABLE)) is not None:
         return find_requested(requested, row)
-    published = named(row.name)
+    published = find_row(row.name)
     name, head = f"hf:{published.hub}", f"weights {row.name}: {row.reason}"
     try:
         if find_cached(published.hub) is not None:
@@ -102,7 +102,7 @@ def find_weights(device: str, minutes: float | None, *, download: bool) -> Found
         ) from error
 
 
-def named(name: str) -> PublishedWeights:
+def find_row(name: str) -> PublishedWeights:
     published = find_published(name)
     assert published is not None, name
     return published
@@ -119,16 +119,16 @@ def find_requested(value: str, row: Suggestion) -> FoundWeights:
             f"{VARIABLE} is {value!r}, which does not exist; set it to a weight file or folder, "
             f"or unset it"
         )
-    found = choose_folder(path, row)
+    found = select_weights(path, row)
     return FoundWeights(weights=str(found), published=None, reason=f"weights {found.name}: {where}")
 
 
-def choose_folder(path: Path, row: Suggestion) -> Path:
+def select_weights(path: Path, row: Suggestion) -> Path:
     """The path itself if it holds weights, else one of the folders and files in it."""
     if path.is_file() or holds_weights(path):
         return path
     found = [entry for entry in sorted(path.iterdir()) if is_weights(entry)]
-    wanted = [entry for entry in found if find_published(entry.name) == named(row.name)]
+    wanted = [entry for entry in found if find_published(entry.name) == find_row(row.name)]
     if not wanted and len(found) > 1:
         names = ", ".join(entry.name for entry in found[:4])
         raise UserError(
