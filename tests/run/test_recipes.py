@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.data.config import Augment
+from vitrail.data.config import Augment, Preprocess
 from vitrail.run import auto, fine_tuning
 from vitrail.run.build import check_recipe
 from vitrail.run.recipe import Recipe, merge_settings, read_recipe, settings_from_dict

@@ -171,6 +171,8 @@ def test_an_unreachable_hub_is_a_user_error(monkeypatch):
         cause = ConnectionError("[Errno 111] Connection refused\nand more")
         raise package.errors.LocalEntryNotFoundError("not there") from cause
 
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(package, "hf_hub_download", refuse_connection)
     monkeypatch.setattr(package, "try_to_load_from_cache", lambda *names, **more: None)
     with pytest.raises(UserError, match=r"cannot be downloaded: \[Errno 111\] Connection refused;"):
