@@ -409,6 +409,9 @@ def trace_models(tracer: Tracer) -> None:
     )  # without N: the MLP after its one question sees one token
     tracer.run(lambda: asking.attn_pool.weights(torch.randn(2, 15, 24)), **legend)
 
+    for stem in ("conv", "r9"):
+        model = ViT(ViTConfig(**sizes, stem=stem))
+        tracer.run(lambda model=model: model.embed(x, keep[:, :3]), N=4, **legend)
     hybrid = ViT(ViTConfig(**sizes | {"patch": 32, "image": (64, 160)}, stem="r26"))
     wide = legend | {"H": 64, "W": 160, "P": 10}
     tracer.run(lambda: hybrid(torch.randn(2, 5, 64, 160)), N=11, **wide)

@@ -118,7 +118,7 @@ def test_there_are_no_more_filters_than_pixels_or_numbers():
 def test_filters_of_a_hybrid_are_rejected():
     with torch.device("meta"):
         model = ViT(ViTConfig(stem="r26", patch=32))
-    with pytest.raises(UserError, match="patches of ResNet features"):
+    with pytest.raises(UserError, match="stem r26 passes features"):
         patch_filters(model)
 
 

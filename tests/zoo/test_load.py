@@ -509,9 +509,9 @@ def test_repeated_class_names_get_their_index(tmp_path):
 # --- Vitrail's own files, and paths --------------------------------------------------------------
 
 
-def own(path: Path) -> ViT:
+def own(path: Path, **vit: Any) -> ViT:
     torch.manual_seed(0)
-    model = ViT(ViTConfig(image=32, patch=8, width=32, depth=2, heads=4, classes=3))
+    model = ViT(ViTConfig(image=32, patch=8, width=32, depth=2, heads=4, classes=3, **vit))
     preprocess = {"size": 32, "crop": 0.9, "mean": [0.1], "std": [0.2], "channels": 3}
     metadata = {"classes": ["a", "b", "c"], "preprocess": preprocess, "temperature": 1.5}
     save_model(path, model, metadata)
@@ -528,8 +528,19 @@ def test_a_vitrail_file_states_everything(tmp_path, folder):
     assert loaded.metadata.temperature == 1.5 and loaded.report.assumed == []
 
 
-def test_a_vitrail_file_is_adapted_like_any_other(tmp_path):
-    own(tmp_path / "model.safetensors")
+def test_a_stem_is_loaded_with_the_statistics_of_its_batch_norms(tmp_path):
+    model = own(tmp_path / "model.safetensors", stem="r9")
+    x = torch.randn(4, 3, 32, 32)
+    model.train()(x)
+    save_model(tmp_path / "model.safetensors", model, {})
+    torch.testing.assert_close(
+        load_weights(tmp_path).model.encode(x), model.eval().encode(x), atol=1e-5, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("stem", ["patch", "conv"])
+def test_a_vitrail_file_is_adapted_like_any_other(tmp_path, stem):
+    own(tmp_path / "model.safetensors", stem=stem)
     loaded = load_weights(tmp_path, vit={"image": (16, 48), "classes": 5, "channels": 1})
     assert loaded.model.config.size == (16, 48)
     assert loaded.preprocess.size == (16, 48) and loaded.preprocess.mean == (0.1,)

@@ -55,7 +55,8 @@ def patch_filters(model: ViT, count: int = 28) -> Tensor:
     """
     if model.config.stem != "patch":
         raise UserError(
-            "this model embeds patches of ResNet features, so its filters are not images"
+            f"stem {model.config.stem} passes features to the patch embedding, so its filters are "
+            f"not images"
         )
     if count < 1:
         raise UserError(f"count is {count}; give a whole number of at least 1")

@@ -9,7 +9,7 @@ MlpKind = Literal["gelu", "gelu_tanh", "swiglu"]
 PositionKind = Literal["learned", "sincos", "rotary", "none"]
 PoolKind = Literal["cls", "avg", "map"]
 HeadKind = Literal["linear", "mlp", "none"]
-StemKind = Literal["patch", "r26", "r50"]
+StemKind = Literal["patch", "conv", "r9", "r26", "r50"]
 
 # Bottleneck blocks in each stage of the ResNet, by its name and its total stride. For stride 16,
 # the paper moves the blocks of the fourth stage into the third (Dosovitskiy et al., 2021,
@@ -34,7 +34,7 @@ class ViTConfig:
     """
 
     image: int | tuple[int, int] = 224  # pixels, or (height, width); forward accepts others
-    patch: int = 16  # side of a patch in pixels; with a ResNet stem, its total stride
+    patch: int = 16  # side of a patch in pixels; with a stem of convolutions, its total stride
     channels: int = 3  # 1 for greyscale, 3 for RGB, any other number for other sensors
     classes: int = 1000  # number of logits
     width: int = 768  # embedding dimension of a token
@@ -54,7 +54,7 @@ class ViTConfig:
     pre_norm: bool = False  # one more layer norm before the blocks, as in CLIP
     eps: float = 1e-6  # of layer norms: 1e-6 Google, timm; 1e-5 DINOv3, CLIP; 1e-12 Hugging Face
     head: HeadKind = "linear"  # linear, the paper's pretraining MLP with tanh, or none (features)
-    stem: StemKind = "patch"  # patch embedding alone, or after a ResNet-26 or ResNet-50 (hybrid)
+    stem: StemKind = "patch"  # before the patch embedding: nothing, convolutions, or a ResNet
 
     def __post_init__(self) -> None:
         if isinstance(self.image, list):  # JSON and TOML have no tuples
@@ -126,6 +126,15 @@ class ViTConfig:
         """
         return round(self.width * self.mlp_ratio)
 
+    @property
+    def small_stem(self) -> bool:
+        """Whether the stem consists of a few convolutions with batch norm, for any patch size.
+
+        >>> vitrail.ViTConfig(stem="conv").small_stem
+        True
+        """
+        return self.stem in ("conv", "r9")
+
     def _check_choices(self) -> None:
         kinds = {
             "mlp": MlpKind,
@@ -192,7 +201,22 @@ class ViTConfig:
             raise UserError(f'a distilled model needs head "linear", not "{self.head}"')
         if self.norm_after_pool and self.pool != "avg":
             raise UserError(f'norm_after_pool needs pool "avg", not "{self.pool}"')
-        if self.stem != "patch" and (self.stem, self.patch) not in STAGES:
+        self._check_stem()
+
+    def _check_stem(self) -> None:
+        if self.small_stem:
+            if self.patch < 2 or self.patch.bit_count() != 1:
+                raise UserError(
+                    f"stem {self.stem} halves the image repeatedly, but patch {self.patch} is not "
+                    f"a power of 2; use patch 4 or 8"
+                )
+            if self.width % self.patch:
+                fit = max(1, round(self.width / self.patch)) * self.patch
+                raise UserError(
+                    f"stem {self.stem} doubles its channels with each halving: width {self.width} "
+                    f"is not a multiple of patch {self.patch}; use width {fit}"
+                )
+        elif self.stem != "patch" and (self.stem, self.patch) not in STAGES:
             known = " or ".join(str(patch) for stem, patch in STAGES if stem == self.stem)
             raise UserError(
                 f"stem {self.stem} has no variant with patch {self.patch}; use patch {known}"
@@ -206,6 +230,11 @@ def _check_count(name: str, number: object, least: int) -> None:
         raise UserError(f"{name} is {number!r:.40}; give a whole number of at least {least}")
     if number > MAX_SETTING:  # type: ignore[operator]
         raise UserError(f"{name} is {number!r:.40}; give a whole number of at most {MAX_SETTING:,}")
+
+
+def stem_widths(width: int, patch: int) -> list[int]:
+    """Channels of a convolutional stem: doubled with each halving of the image, up to `width`."""
+    return [width >> i for i in range(patch.bit_length() - 1, -1, -1)]
 
 
 def check_image_size(height: int, width: int, patch: int) -> None:

@@ -1,8 +1,9 @@
 """Parameters and multiply-adds of an architecture in closed form, without building it."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
-from vitrail.model.config import STAGES, ViTConfig
+from vitrail.model.config import STAGES, ViTConfig, stem_widths
 
 
 def count_parameters(config: ViTConfig) -> int:
@@ -22,6 +23,11 @@ def count_parameters(config: ViTConfig) -> int:
     if config.pool == "map":  # the learned query, one norm, attention and an MLP
         total += width + norm + _attention_parameters(config) + _mlp_parameters(config)
     return total
+
+
+def count_statistics(config: ViTConfig) -> int:
+    """The running means and variances of batch norms: stored with the weights, not trained."""
+    return sum(2 * conv.out_channels for conv in _small_stem(config)) if config.small_stem else 0
 
 
 def count_macs(config: ViTConfig) -> int:
@@ -64,7 +70,7 @@ def _embedding_parameters(config: ViTConfig) -> int:
     convolutions = _convolutions(config)
     weights = sum(conv.weights for conv in convolutions)
     norms = sum(2 * conv.out_channels for conv in convolutions)
-    return weights + norms + config.width * (convolutions[-1].out_channels + 1)
+    return weights + norms + config.width * (_stem_width(config) + 1)
 
 
 def _embedding_macs(config: ViTConfig) -> int:
@@ -72,8 +78,30 @@ def _embedding_macs(config: ViTConfig) -> int:
         return config.patches * config.width * config.channels * config.patch**2
     height, width = config.size
     convolutions = _convolutions(config)
-    resnet = sum(c.weights * (height // c.stride) * (width // c.stride) for c in convolutions)
-    return resnet + config.patches * config.width * convolutions[-1].out_channels
+    stem = sum(c.weights * (height // c.stride) * (width // c.stride) for c in convolutions)
+    return stem + config.patches * config.width * _stem_width(config)
+
+
+def _stem_width(config: ViTConfig) -> int:
+    """Channels of the feature map that the patch embedding reads."""
+    if config.small_stem:
+        return config.width
+    return _convolutions(config)[-1].out_channels
+
+
+def _small_stem(config: ViTConfig) -> list["_Convolution"]:
+    """The convolutions of the stems "conv" and "r9"; pooling follows a convolution."""
+    widths = stem_widths(config.width, config.patch)
+    pairs = list(pairwise(widths))
+    if config.stem == "conv":
+        pairs[0] = config.channels, widths[1]
+        return [_Convolution(a, b, 3, 2 << i) for i, (a, b) in enumerate(pairs)]
+    second = widths[1]
+    return [
+        _Convolution(config.channels, widths[0], 3, 1),
+        *(_Convolution(a, b, 3, 1 << i) for i, (a, b) in enumerate(pairs)),
+        *2 * [_Convolution(second, second, 3, 2)],
+    ]
 
 
 class _Convolution(NamedTuple):
@@ -88,7 +116,9 @@ class _Convolution(NamedTuple):
 
 
 def _convolutions(config: ViTConfig) -> list[_Convolution]:
-    """Every convolution of the ResNet stem, the shortcut of each stage included."""
+    """Every convolution of the stem, the shortcuts of a ResNet included."""
+    if config.small_stem:
+        return _small_stem(config)
     convolutions = [_Convolution(config.channels, 64, 7, 2)]
     channels = 64
     for stage, depth in enumerate(STAGES[config.stem, config.patch]):

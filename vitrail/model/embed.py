@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from vitrail.model.config import STAGES, ViTConfig
 from vitrail.model.resnet import ResNet
+from vitrail.model.stem import ConvStem, ResNet9
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices; the CPU computes position embeddings for them
 
@@ -22,7 +23,11 @@ class PatchEmbed(nn.Module):
         super().__init__()
         self.backbone: nn.Module = nn.Identity()
         channels, patch = config.channels, config.patch
-        if config.stem != "patch":
+        if config.small_stem:
+            stem = ConvStem if config.stem == "conv" else ResNet9
+            self.backbone = stem(channels, config.width, patch)
+            channels, patch = config.width, 1
+        elif config.stem != "patch":
             self.backbone = resnet = ResNet(channels, STAGES[config.stem, patch])
             channels, patch = resnet.width, 1
         self.proj = nn.Conv2d(channels, config.width, patch, stride=patch)
@@ -30,6 +35,15 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
         x = self.proj(self.backbone(x))  # (B, D, rows, columns)
         return x.flatten(2).mT  # (B, P, D)
+
+
+def blank_patches(x: Tensor, keep: Tensor, patch: int) -> Tensor:  # (B, C, H, W)
+    """Zeroes the pixels of all patches that are not in `keep`, the indices of shape (B, P')."""
+    grid = x.shape[2] // patch, x.shape[3] // patch
+    dropped = torch.ones(len(x), math.prod(grid), dtype=torch.bool, device=x.device)
+    dropped = dropped.scatter(1, keep, False).unflatten(1, grid)  # (B, rows, columns)
+    dropped = dropped.repeat_interleave(patch, 1).repeat_interleave(patch, 2)  # (B, H, W)
+    return x.masked_fill(dropped[:, None], 0)  # (B, C, H, W)
 
 
 def interpolate_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:

@@ -14,6 +14,7 @@ from vitrail.model.block import Block
 from vitrail.model.config import ViTConfig, check_image_size
 from vitrail.model.embed import (
     PatchEmbed,
+    blank_patches,
     interpolate_positions,
     rotary_positions,
     sincos_positions,
@@ -104,6 +105,10 @@ class ViT(nn.Module):
         (torch.Size([1, 17, 64]), None)
         """
         config, grid = self.config, self.grid(x)
+        if keep is not None:
+            check_keep(keep, x.shape[0])
+            if config.stem != "patch":  # convolutions would see the dropped neighbours
+                x = blank_patches(x, keep, config.patch)
         x = self.patch_embed(x)  # (B, P, D)
         rope = None
         if self.pos_embed is not None:
@@ -134,9 +139,6 @@ class ViT(nn.Module):
         self, x: Tensor, rope: Tensor | None, keep: Tensor
     ) -> tuple[Tensor, Tensor | None]:  # (B, P, D)
         """The patches in `keep`, and their rotary positions."""
-        if keep.ndim != 2 or keep.shape[0] != x.shape[0] or keep.dtype != torch.int64:
-            came = f"{keep.dtype} of shape {tuple(keep.shape)}"
-            raise UserError(f"keep is {came}; give int64 patch indices, one row per image")
         x = x.gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
         if rope is not None:
             front = torch.arange(self.config.prefix, device=keep.device).expand(keep.shape[0], -1)
@@ -224,6 +226,12 @@ class ViT(nn.Module):
             )
         check_image_size(x.shape[2], x.shape[3], patch)
         return x.shape[2] // patch, x.shape[3] // patch
+
+
+def check_keep(keep: Tensor, images: int) -> None:
+    if keep.ndim != 2 or keep.shape[0] != images or keep.dtype != torch.int64:
+        came = f"{keep.dtype} of shape {tuple(keep.shape)}"
+        raise UserError(f"keep is {came}; give int64 patch indices, one row per image")
 
 
 def zero_tokens(count: int, width: int) -> nn.Parameter:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -149,6 +150,8 @@ def layer_index(name: str, depth: int) -> int:
 
 def count_stacked_matrices(name: str, config: ViTConfig) -> int:
     """How many matrices Muon should update in this parameter; 0 for AdamW."""
+    if config.small_stem and re.fullmatch(r"patch_embed\..*(conv|proj)\.weight", name):
+        return 1
     if not (name.startswith(("blocks.", "attn_pool.")) and name.endswith(".weight")):
         return 0
     counts = {

@@ -159,6 +159,19 @@ class World:
         model.zero_grad()
         return wrapped
 
+    def average_buffers(self, model: nn.Module) -> None:
+        """Averages the statistics of batch norms over all ranks, which saw different images."""
+        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        if self.size == 1 or not buffers:
+            return
+        mean = torch.cat([buffer.flatten() for buffer in buffers])
+        with self.report_lost_peers():
+            dist.all_reduce(mean)
+        mean /= self.size
+        parts = mean.split([buffer.numel() for buffer in buffers])
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.copy_(part.view_as(buffer))
+
     @contextmanager
     def report_lost_peers(self) -> Iterator[None]:
         """Turns torch's errors about a missing process into one line, a `PeerLost`."""

@@ -103,6 +103,7 @@ def train_steps(
                 f"step {step + 1} has loss {totals.loss:g} and gradient norm {totals.norm:g} "
                 f"and was not applied: {likely_cause(learner, bad_images, lr)}"
             )
+        world.average_buffers(model)
         apply_gradients(learner, config, step, totals)
         yield Step(
             number=step + 1,

@@ -33,7 +33,8 @@ def build_optimizer(
     `layer_index` maps a parameter's name to its layer, counted from the input; the top layer has
     the full learning rate. `no_weight_decay` names parameters that are not decayed, such as tokens
     and position embeddings; vectors never are. `matrices` names the parameters that Muon updates,
-    each with the number of matrices stacked in it: 3 for a fused qkv.
+    each with the number of matrices stacked in it: 3 for a fused qkv. Convolution kernels count as
+    matrices with one row per output channel.
     """
     matrices = dict(matrices or {}) if config.optimizer == "muon" else {}
     groups = group_parameters(model, config, layer_index, no_weight_decay, matrices)
@@ -53,8 +54,8 @@ def group_parameters(
     named = set(no_weight_decay) | matrices.keys()
     if unknown := named - dict(model.named_parameters()).keys():
         raise UserError(f"the model has no parameters {sorted(unknown)}; give names of parameters")
-    if vectors := [name for name in matrices if model.get_parameter(name).ndim != 2]:
-        raise UserError(f"{vectors} are not matrices; name parameters of two dimensions")
+    if vectors := [name for name in matrices if model.get_parameter(name).ndim not in (2, 4)]:
+        raise UserError(f"{vectors} are not matrices; name matrices or convolution kernels")
     if not trained:
         raise UserError("no parameter of the model requires a gradient; set requires_grad on some")
     layers = {name: layer_index(name) if layer_index else 0 for name in trained}
@@ -94,8 +95,10 @@ class Muon(torch.optim.AdamW):
             update = self.nesterov_momentum(parameter, parameter.grad)
             parameter.grad = None  # AdamW's step, which follows, skips parameters without one
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            both = (tensor.chunk(group["matrices"]) for tensor in (parameter, update))
-            for matrix, part in zip(*both, strict=True):
+            for matrix, part in zip(
+                *(split_matrices(tensor, group["matrices"]) for tensor in (parameter, update)),
+                strict=True,
+            ):
                 shapes[matrix.shape].append((matrix, part))
         for shape, pairs in shapes.items():
             matrices, updates = zip(*pairs, strict=True)
@@ -109,6 +112,11 @@ class Muon(torch.optim.AdamW):
             state["momentum"] = torch.zeros_like(parameter)
         momentum: Tensor = state["momentum"].lerp_(gradient, 1 - MOMENTUM)
         return gradient.lerp(momentum, MOMENTUM)
+
+
+def split_matrices(x: Tensor, count: int) -> tuple[Tensor, ...]:
+    """The matrices stacked in a parameter; a kernel of a convolution is flattened to one."""
+    return x.view(len(x), -1).chunk(count)  # a view: updates of the matrices change the parameter
 
 
 def orthogonalize(x: Tensor) -> Tensor:
@@ -145,11 +153,18 @@ class EmaModel:
     def __init__(self, model: nn.Module, decay: float):
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self.decay = decay
-        self.weights = list(self.model.parameters()), list(model.parameters())
-        self.buffers = list(self.model.buffers()), list(model.buffers())
+        pairs = list(zip(list_tensors(self.model), list_tensors(model), strict=True))
+        self.averaged = [pair for pair in pairs if pair[0].is_floating_point()]
+        self.copied = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        get_ema_multi_avg_fn(ema_decay(step, self.decay))(*self.weights, 0)
-        for mine, newest in zip(*self.buffers, strict=True):
-            mine.copy_(newest)
+        mine, newest = zip(*self.averaged, strict=True)
+        get_ema_multi_avg_fn(ema_decay(step, self.decay))(mine, newest, 0)
+        for counter, new in self.copied:
+            counter.copy_(new)
+
+
+def list_tensors(model: nn.Module) -> list[Tensor]:
+    """Parameters and buffers: averaged weights need the averaged statistics of batch norms."""
+    return [*model.parameters(), *model.buffers()]

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail import __version__, files
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.model.cost import count_parameters
+from vitrail.model.cost import count_parameters, count_statistics
 from vitrail.model.vit import ViT
 from vitrail.zoo.files.lazy import FileContents, LazyTensor, read_ahead
 from vitrail.zoo.files.open import open_weight_file
@@ -91,12 +91,13 @@ def read_tensors(contents: FileContents, metadata: Metadata) -> dict[str, LazyTe
 
 
 def check_architecture(metadata: Metadata, elements: int, source: str) -> ViTConfig:
-    """The architecture in the metadata; raises unless it has `elements` parameters."""
+    """The architecture in the metadata; raises unless its tensors have `elements` numbers."""
     if metadata.vit is None:
         raise UserError(f"{source} does not describe its model; download or train it again")
-    if count_parameters(metadata.vit) != elements:
+    expected = count_parameters(metadata.vit) + count_statistics(metadata.vit)
+    if elements != expected:
         raise UserError(
             f"{source} does not contain the model that its metadata describes: it has {elements:,} "
-            f"elements, the model has {count_parameters(metadata.vit):,} parameters"
+            f"elements, the model has {expected:,}"
         )
     return metadata.vit

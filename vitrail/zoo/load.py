@@ -157,7 +157,7 @@ def apply_settings(old: ViTConfig, requested: Mapping[str, Any], source: str) ->
             f"lower `vit.depth`"
         )
     if old.stem != "patch" and changes.get("patch", old.patch) != old.patch:
-        raise UserError(f"{source} has a ResNet stem with patch {old.patch}; remove `vit.patch`")
+        raise UserError(f"{source} has stem {old.stem} with patch {old.patch}; remove `vit.patch`")
     if "classes" in changes and "head" not in changes:
         keeps_head = old.head != "none" and changes["classes"] == old.classes
         changes["head"] = old.head if keeps_head else "linear"

@@ -60,6 +60,8 @@ DINO3: dict[str, Any] = {
     "eps": 1e-5,
     "head": "none",
 }
+R9: dict[str, Any] = {"depth": 2, "stem": "r9", "patch": 8, "image": 32, "pool": "avg"}
+R9 |= {"positions": "sincos"}
 SIGLIP: dict[str, Any] = {"pool": "map", "mlp": "gelu_tanh", "head": "none"}
 CLIP: dict[str, Any] = {"pre_norm": True, "eps": 1e-5, "head": "none"}
 SIMPLE: dict[str, Any] = {"positions": "sincos", "pool": "avg"}
@@ -79,6 +81,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "R26+S/32": {**SIZES["S"], "stem": "r26", "patch": 32},
     "R50+B/16": {**SIZES["B"], "stem": "r50", "patch": 16},
     "R50+L/32": {**SIZES["L"], "stem": "r50", "patch": 32},
+    # Xiao et al., 2021: convolutions of stride 2 replace the patches and one block
+    "Conv+Ti/16": {**SIZES["Ti"], "depth": 11, "stem": "conv", "patch": 16},
+    "Conv+S/16": {**SIZES["S"], "depth": 11, "stem": "conv", "patch": 16},
+    # The first stages of a ResNet-9, then a few blocks on few tokens: the small hybrids of `auto`
+    "R9+Nano/4": {**SIZES["Nano"], **R9, "patch": 4, "image": 28},
+    "R9+Micro/8": {**SIZES["Micro"], **R9},
+    "R9+Mini/8": {**SIZES["Mini"], **R9},
     "B/16 in21k": {**SIZES["B"], "patch": 16, **PAPER},  # Dosovitskiy et al., pretraining
     "DeiT-Ti/16 distilled": {**SIZES["Ti"], "distilled": True, **DEIT},  # Touvron et al., 2021
     "DeiT-S/16 distilled": {**SIZES["S"], "distilled": True, **DEIT},

@@ -141,7 +141,9 @@ def read_parameter(mapped: MappedStateDict, name: str, source: str) -> Tensor:
 def adapt_first_convolution(name: str, x: Tensor, wanted: ViTConfig, changes: Changes) -> Tensor:
     """Adapts the first convolution to channels and patch size; returns all others unchanged."""
     first = "patch_embed.proj.weight"
-    if wanted.stem != "patch":
+    if wanted.small_stem:
+        first = "patch_embed.backbone.layers.0.conv.weight"
+    elif wanted.stem != "patch":
         first = "patch_embed.backbone.stem.conv.weight"
     if name != first:
         return x

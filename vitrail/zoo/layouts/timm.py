@@ -275,6 +275,8 @@ def choose_timm_model(vit: ViTConfig) -> str:
         if vit.registers or vit.eps == 1e-5 or vit.mlp == "swiglu" or vit.stem != "patch":
             raise UserError("timm's distilled ViTs have no registers, SwiGLU or ResNet stem")
         return DISTILLED_MODEL
+    if vit.small_stem:
+        raise UserError(f"timm has no ViT with stem {vit.stem}; use Vitrail's own format")
     if vit.stem != "patch":
         if vit.eps == 1e-5 or vit.mlp == "swiglu":
             raise UserError("timm's ViTs with a ResNet stem have eps 1e-6 and GELU only")
