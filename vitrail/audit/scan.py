@@ -13,17 +13,17 @@ from vitrail.data.image import (
     DECODERS,
     MAX_PIXELS,
     SUFFIXES,
-    Pixels,
     detect_format,
     exif_orientation,
     ignore_pillow_warnings,
     load_image,
-    majority_channels,
     open_header,
 )
+from vitrail.data.pixels import WHITE, Pixels, majority_channels
 from vitrail.data.reading.workers import ReportItem, Slot, default_workers, prefetch
 from vitrail.data.source import Source, sample_indices
 from vitrail.data.split import hash_content
+from vitrail.data.tiff import needs_tifffile
 from vitrail.display.page import to_pil
 from vitrail.display.progress import progress_bar
 from vitrail.display.text import format_count
@@ -38,7 +38,7 @@ FORMATS = (*DECODERS, "NumPy", "pixels")  # "pixels": an array in memory, not a 
 UNUSUAL = {  # properties of files that are not plain grey or RGB: title, and conversion
     "CMYK": ("CMYK", "converted to RGB"),
     "palette": ("Palette", "converted to RGB"),
-    "16 bits": ("16 bits", "scaled to 8 bits per channel"),
+    "16 bits": ("More than 8 bits", "kept as they are"),
     "transparent": ("Transparency", "composited on white"),
     "frames": ("Animation", "of which only the first frame is used"),
     "turned": ("EXIF orientation", "rotated as the EXIF orientation says"),
@@ -161,7 +161,7 @@ class ScanChunk:
         """The record of an image, and its term in the sums of moments."""
         item = self.source[index]
         content = item.content
-        pixels = load_image(content, None)
+        pixels = load_image(content, None, None)
         height, width, channels = pixels.shape
         if isinstance(content, np.ndarray):
             format, flags = "pixels", {"readable"}
@@ -171,8 +171,8 @@ class ScanChunk:
                 flags.add("misnamed")
         content_hash, image_hash = split_hash(hash_content(content)), 0
         image = to_pil(pixels)
-        counts = count_levels(pixels, image)
-        if (counts == height * width).any(axis=1).all():
+        flat, moments = measure_pixels(pixels, image)
+        if flat:
             flags.add("constant")
         elif min(height, width) < MIN_HASHED_SIDE:
             flags.add("small")
@@ -182,14 +182,25 @@ class ScanChunk:
             flags.add("hashed")
             image_hash = perceptual
         bits = sum(BIT[flag] for flag in flags)
-        moments = counts @ POWERS / (height * width)
         row = content_hash, image_hash, height, width, channels, FORMATS.index(format), bits
-        return row, moments.T
+        return row, moments
 
 
 def split_hash(digest: bytes) -> tuple[int, int]:
     """A hash of 16 bytes as two integers."""
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+
+
+def measure_pixels(pixels: Pixels, image: Image.Image) -> tuple[bool, NDArray[np.float64]]:
+    """Whether every channel has one value only; and 1, mean and mean square of each channel."""
+    height, width, channels = pixels.shape
+    if pixels.dtype == np.uint8:
+        counts = count_levels(pixels, image)
+        flat = bool((counts == height * width).any(axis=1).all())
+        return flat, (counts @ POWERS / (height * width)).T
+    values = pixels.reshape(-1, channels) / WHITE.get(str(pixels.dtype), 1)
+    moments = np.stack([np.ones(channels), values.mean(axis=0), (values**2).mean(axis=0)])
+    return bool((values == values[0]).all()), moments
 
 
 def count_levels(pixels: Pixels, image: Image.Image) -> NDArray[np.int64]:
@@ -206,6 +217,8 @@ def find_unusual(content: bytes) -> Iterator[str]:
     """The keys of UNUSUAL that apply to a readable image file."""
     if detect_format(content) == "NumPy":
         return
+    if detect_format(content) == "TIFF" and needs_tifffile(content):
+        return
     format, image = open_header(content, MAX_PIXELS)
     if image.mode == "CMYK":
         yield "CMYK"
@@ -217,7 +230,7 @@ def find_unusual(content: bytes) -> Iterator[str]:
     if image.has_transparency_data:
         yield "transparent"
     with ignore_pillow_warnings():
-        if is_animated(image):
+        if format != "TIFF" and is_animated(image):
             yield "frames"
         if exif_orientation(image) != 1:
             yield "turned"

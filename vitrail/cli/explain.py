@@ -230,15 +230,16 @@ def load_sample(
 
     from vitrail.data.image import load_image
     from vitrail.data.preprocess import preprocess, resize_and_crop
+    from vitrail.display.page import stretch_to_uint8
 
     settings, x, pixels = classifier.preprocess, [], []
     for content in paths or validation_images(classifier):
         try:
-            image = load_image(content, settings.channels)
+            image = load_image(content, settings.channels, settings.pixels)
         except UserError:  # `explain_images` reports it
             continue
         x.append(preprocess(settings, image))
-        pixels.append(resize_and_crop(settings, image))
+        pixels.append(stretch_to_uint8(resize_and_crop(settings, image)))
         if len(x) == SAMPLE_SIZE:
             break
     return (torch.stack(x).to(classifier.device) if x else None), pixels

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from vitrail.data.config import Augment, Preprocess
 from vitrail.data.operations import (
-    OPERATIONS,
     Numbers,
     affine_warp,
     apply_operations,
     flip_horizontally,
+    operations_for,
     rotation_matrices,
     shear_matrices,
     translate,
@@ -71,14 +71,15 @@ def splitmix64_mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def augment(images: Tensor, settings: Augment, uniforms: Uniforms) -> Tensor:
-    """Augments uint8 images (B, C, H, W) of the model's input size: affine, then the policy."""
+    """Augments images (B, C, H, W) of the model's input size: affine, then the policy."""
     images = random_affine(images, settings, uniforms)
+    choices = len(operations_for(images))
     for number in range(1, OPERATIONS_PER_IMAGE[settings.policy] + 1):
         magnitude = np.full(len(images), settings.magnitude)
         if settings.policy == "trivial":
             magnitude = magnitude * uniforms[f"magnitude {number}"]
         sign = np.where(uniforms[f"sign {number}"] < 0.5, -1.0, 1.0)
-        chosen = (uniforms[f"operation {number}"] * len(OPERATIONS)).astype(int)
+        chosen = (uniforms[f"operation {number}"] * choices).astype(int)
         images = apply_operations(images, chosen, magnitude, sign)
     return images
 

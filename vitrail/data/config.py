@@ -12,6 +12,7 @@ MIN_CROP = 0.05  # a smaller ratio would resize images to more than 20 times `si
 
 Policy = Literal["none", "trivial", "rand"]
 Interpolation = Literal["bilinear", "bicubic"]
+PixelType = Literal["uint8", "uint16", "float32"]
 
 # Mean and standard deviation of red, green and blue that published weights expect.
 NORMALISATIONS = {
@@ -26,9 +27,10 @@ class Preprocess:
     size: int | tuple[int, int] = 224  # input resolution in pixels, or (height, width)
     crop: float = 1.0  # center crop ratio: resize to size / crop, then center-crop to size
     interpolation: Interpolation = "bicubic"  # interpolation of the resize, with antialiasing
-    mean: tuple[float, ...] = (0.5,)  # mean of pixels in [0, 1], per channel or one for all
+    mean: tuple[float, ...] = (0.5,)  # mean of pixels, white is 1, per channel or one for all
     std: tuple[float, ...] = (0.5,)  # their standard deviation, per channel or one for all
     channels: int = 3  # input channels: 1 greyscale, 3 RGB, other numbers for other sensors
+    pixels: PixelType = "uint8"  # uint8; uint16 and float32 keep the range of such images
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std"):
@@ -79,6 +81,9 @@ class Preprocess:
         if self.interpolation not in get_args(Interpolation):
             wanted = " or ".join(get_args(Interpolation))
             raise UserError(f"unknown interpolation {self.interpolation!r}; choose {wanted}")
+        if self.pixels not in get_args(PixelType):
+            wanted = ", ".join(get_args(PixelType))
+            raise UserError(f"unknown pixel type {self.pixels!r}; choose one of {wanted}")
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, self.channels):
                 count = len(getattr(self, name))

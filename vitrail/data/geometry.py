@@ -7,6 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from vitrail.data.config import Interpolation, Preprocess
+from vitrail.data.pixels import stored_dtype
 from vitrail.errors import UserError
 
 MAX_ASPECT = 8  # a longer side is cropped before resizing, or it would exhaust memory
@@ -16,10 +17,11 @@ Resize: TypeAlias = Callable[[np.ndarray, tuple[int, int], Interpolation], np.nd
 
 
 def fit_image(settings: Preprocess, pixels: np.ndarray, resize: Resize) -> np.ndarray:
-    """Resizes an image and crops its centre: uint8 (height, width, C)."""
-    if pixels.ndim != 3 or pixels.dtype != np.uint8 or pixels.shape[2] != settings.channels:
+    """Resizes an image and crops its centre: (height, width, C), of the same type."""
+    dtype = stored_dtype(settings.pixels)
+    if pixels.ndim != 3 or pixels.dtype != dtype or pixels.shape[2] != settings.channels:
         raise UserError(
-            f"pixels are {pixels.dtype} of shape {pixels.shape}; give uint8 of shape "
+            f"pixels are {pixels.dtype} of shape {pixels.shape}; give {dtype} of shape "
             f"(height, width, {settings.channels})"
         )
     height, width = settings.height, settings.width

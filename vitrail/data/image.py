@@ -4,10 +4,11 @@ import io
 import math
 import os
 import stat
+import sys
 import threading
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
@@ -28,9 +28,16 @@ from PIL import (
 )
 
 from vitrail import files
+from vitrail.data import tiff
+from vitrail.data.config import PixelType
+from vitrail.data.pixels import (
+    Pixels,
+    as_pixels,
+    composite_on_white,
+    convert_channels,
+    convert_pixels,
+)
 from vitrail.errors import OutOfResources, UserError
-
-Pixels = NDArray[np.uint8]  # (height, width, channels)
 
 MAX_BYTES = 256 * 2**20  # of a file: larger ones are not photos, and would exhaust memory
 MAX_PIXELS = 100_000_000  # width x height; a 17 kB PNG can declare more than this
@@ -63,6 +70,7 @@ GREY_MODES = ("1", "L", "LA", "La", "I", "F")  # and I;16, I;16B, ...
 
 EXIF_ORIENTATION = 0x0112  # the tag
 TIFF_BITS_PER_SAMPLE, TIFF_PHOTOMETRIC = 258, 262  # tags
+DEEP_MODES = ("RGB", "RGBA", "RGBX")  # which Pillow decodes from 16 bits to 8
 
 EXIF_TRANSPOSES = {  # the operation that turns an image of this EXIF orientation upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -85,24 +93,30 @@ _warnings_lock = threading.Lock()  # warning filters are global, not per thread
 def load_image(
     content: bytes | bytearray | memoryview | str | Path | np.ndarray | Image.Image,
     channels: int | None = 3,
+    pixels: PixelType | None = "uint8",
     *,
     max_bytes: int = MAX_BYTES,
     max_pixels: int = MAX_PIXELS,
 ) -> Pixels:
-    """Decodes a file, its bytes, an array or a PIL image to uint8 (height, width, channels).
+    """Decodes a file, its bytes, an array or a PIL image to (height, width, channels).
 
-    Reads the first frame of JPEG, PNG, WebP, GIF, BMP and TIFF, detected by content, applies the
-    EXIF orientation and composites transparency on white. `channels` 1 converts to greyscale
-    (ITU-R 601), 3 repeats a grey channel, None keeps 1 or 3 as they are. Other numbers of channels
-    come from `.npy` files and arrays (height, width, channels) of uint8, bool, uint16 (65535 is
-    white) or floats in [0, 1]. If 1 or 3 channels are wanted, the last of 2 or 4 channels of an
-    array is alpha, as in a file. A `UserError` gives the reason without the name of the file.
+    Reads the first frame of JPEG, PNG, WebP, GIF and BMP and all pages of a TIFF, which become
+    channels, detected by content; applies the EXIF orientation and composites transparency on
+    white. `channels` 1 converts to greyscale (ITU-R 601), 3 repeats a grey channel, None keeps
+    what there is. Other numbers of channels come from TIFF and `.npy` files and arrays (height,
+    width, channels) of uint8, bool, uint16 or floats. If 1 or 3 channels are wanted, the last of 2
+    or 4 channels of an array is alpha, as in a file. `pixels` is the type that a model expects
+    (see `convert_pixels`); None keeps uint8, uint16 or float32 as they are. A `UserError` gives
+    the reason without the name of the file.
     """
     if isinstance(content, np.ndarray):
-        pixels = pixels_from_array(content, max_pixels)
-        if pixels.shape[2] in (2, 4) and channels in (1, 3):
-            pixels = pixels_from_pil(Image.fromarray(pixels))
-        return convert_channels(pixels, channels)
+        values = pixels_from_array(content, max_pixels)
+        if values.shape[2] in (2, 4) and channels in (1, 3):
+            deep = values.dtype != np.uint8
+            values = (
+                composite_on_white(values) if deep else pixels_from_pil(Image.fromarray(values))
+            )
+        return convert_pixels(convert_channels(values, channels), pixels)
     if isinstance(content, bytearray | memoryview):
         content = bytes(content)
     if not isinstance(content, bytes | str | Path | Image.Image):
@@ -113,10 +127,11 @@ def load_image(
     try:
         if isinstance(content, Image.Image):
             check_pixel_count(*content.size, max_pixels)
-            return convert_channels(pixels_from_pil(content), channels)
-        if isinstance(content, str | Path):
-            content = read_file(content, max_bytes)
-        return convert_channels(decode_image(content, max_bytes, max_pixels), channels)
+            values = pixels_from_pil(content)
+        else:
+            encoded = content if isinstance(content, bytes) else read_file(content, max_bytes)
+            values = decode_image(encoded, max_bytes, max_pixels)
+        return convert_pixels(convert_channels(values, channels), pixels)
     except UserError:
         raise
     except Exception as error:  # a hostile file can make Pillow raise anything
@@ -139,6 +154,8 @@ def image_info(content: bytes, *, max_pixels: int = MAX_PIXELS) -> ImageInfo | N
     if detect_format(content) == "NumPy":
         return None
     try:
+        if detect_format(content) == "TIFF" and tiff.needs_tifffile(content):
+            return ImageInfo("TIFF", "", *tiff.tifffile_size(content), 1)
         format, image = open_header(content, max_pixels)
         with ignore_pillow_warnings():
             orientation = exif_orientation(image)
@@ -188,16 +205,40 @@ def detect_format(content: bytes) -> str | None:
 
 
 def decode_image(content: bytes, max_bytes: int, max_pixels: int) -> Pixels:
-    """Decodes an encoded image, with 1 or 3 channels; a `.npy` array keeps its channels."""
+    """Decodes an encoded image: 1 or 3 channels, or as many as a TIFF or a `.npy` array has."""
     check_file_size(len(content), max_bytes)
     format = detect_format(content)
     if format == "NumPy":
         return decode_npy(content, max_pixels)
     if format == "JPEG" and (pixels := decode_jpeg(content, max_pixels)) is not None:
         return pixels
+    if format == "TIFF":
+        return decode_tiff(content, max_pixels)
     format, image = open_header(content, max_pixels)
-    bits_per_channel = content[24] if format == "PNG" else 8
-    return pixels_from_pil(image, deep=bits_per_channel == 16)
+    if format == "PNG" and content[24] == 16:  # byte 24 of a PNG is its bit depth
+        return decode_deep_png(content, image)
+    return pixels_from_pil(image)
+
+
+def decode_tiff(content: bytes, max_pixels: int) -> Pixels:
+    """Decodes all pages of a TIFF; their channels follow each other."""
+    with ignore_pillow_warnings():
+        if tiff.needs_tifffile(content):
+            return tiff.read_with_tifffile(
+                content, lambda shape, dtype: check_array_shape(shape, dtype, max_pixels)
+            )
+    _, image = open_header(content, max_pixels)
+    pages = []
+    for page in tiff.iterate_pages(
+        image, lambda width, height: check_pixel_count(width, height, max_pixels)
+    ):
+        if is_deep_colour(page):
+            _, second = open_header(content, max_pixels)
+            second.seek(page.tell())
+            pages.append(decode_deep_colour(page, second))
+        else:
+            pages.append(pixels_from_pil(page))
+    return tiff.stack_pages(pages)
 
 
 def open_header(content: bytes, max_pixels: int) -> tuple[str, Image.Image]:
@@ -291,11 +332,27 @@ def load_simplejpeg() -> Callable[..., Pixels] | None:
     return decoder
 
 
-def pixels_from_pil(image: Image.Image, deep: bool = False) -> Pixels:
-    """Decodes an opened image: upright, composited on white, with 1 or 3 channels.
+def pixels_from_pil(image: Image.Image) -> Pixels:
+    """Decodes an opened image: upright, composited on white, with 1 or 3 channels."""
+    image = decode_upright(image)
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return deep_grey(image)[:, :, None]
+    if image.mode == "LAB":
+        raise UserError("Lab colours are not supported; save it as RGB")
+    if image.mode == "RGBX":  # a TIFF whose fourth channel is not alpha, such as infrared
+        return np.array(image)
+    grey = image.mode in GREY_MODES
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        white.alpha_composite(image.convert("RGBA"))
+        return np.asarray(white)[:, :, : 1 if grey else 3].copy()
+    wanted = "L" if grey else "RGB"
+    pixels: Pixels = np.array(image if image.mode == wanted else image.convert(wanted))
+    return pixels[:, :, None] if grey else pixels
 
-    `deep` marks a PNG of 16 bits per channel, whose transparent colour is given in 16 bits.
-    """
+
+def decode_upright(image: Image.Image) -> Image.Image:
+    """Decodes the pixels and applies the EXIF orientation."""
     if image.format == "TIFF":
         with ignore_pillow_warnings():  # Pillow reads the metadata again after the pixels
             image.load()
@@ -303,18 +360,53 @@ def pixels_from_pil(image: Image.Image, deep: bool = False) -> Pixels:
         image.load()
     with ignore_pillow_warnings():
         transpose = EXIF_TRANSPOSES.get(exif_orientation(image))
-    if transpose is not None:
-        image = image.transpose(transpose)
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return scale_to_8_bits(image)[:, :, None]
-    if image.mode == "LAB":
-        raise UserError("Lab colours are not supported; save it as RGB")
-    grey = image.mode in GREY_MODES
-    if image.has_transparency_data:
-        return composite_on_white(image, deep)[:, :, : 1 if grey else 3].copy()
-    wanted = "L" if grey else "RGB"
-    pixels: Pixels = np.array(image if image.mode == wanted else image.convert(wanted))
-    return pixels[:, :, None] if grey else pixels
+    return image if transpose is None else image.transpose(transpose)
+
+
+def is_deep_colour(image: Image.Image) -> bool:
+    """Whether Pillow would reduce the colours of this undecoded image from 16 to 8 bits."""
+    return any(
+        ";16" in str(part) and image.mode in DEEP_MODES
+        for tile in getattr(image, "tile", [])
+        for part in (tile.args if isinstance(tile.args, tuple) else (tile.args,))
+    )
+
+
+def decode_deep_png(content: bytes, image: Image.Image) -> Pixels:
+    """Decodes a PNG of 16 bits per channel, which Pillow reduces to 8 if it is not grey."""
+    if not is_deep_colour(image):
+        return pixels_from_pil(image)
+    if content[25] == 4:  # grey and alpha: the bytes of an RGBA image of 8 bits
+        header = content[12:24] + b"\x08\x06" + content[26:29]
+        disguised = content[:12] + header + zlib.crc32(header).to_bytes(4, "big") + content[33:]
+        octets = np.asarray(decode_upright(PngImagePlugin.PngImageFile(io.BytesIO(disguised))))
+        return composite_on_white(octets.astype(">u1").view(">u2").astype(np.uint16))
+    return decode_deep_colour(image, PngImagePlugin.PngImageFile(io.BytesIO(content)))
+
+
+def decode_deep_colour(image: Image.Image, second: Image.Image) -> Pixels:
+    """Decodes 16-bit colours: `image` gives the high bytes, `second`, the same file, the low ones.
+
+    Pillow takes one byte of each pair, the first or the second as the raw mode says.
+    """
+    order = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
+    swapped = {
+        f"{mode};16{one}": f"{mode};16{two}" for mode in DEEP_MODES for one, two in order.items()
+    }
+    transparent = image.info.get("transparency")
+    tiles = []
+    for tile in second.tile:  # type: ignore[attr-defined]
+        args = tile.args if isinstance(tile.args, tuple) else (tile.args,)
+        args = tuple(swapped.get(part, part) for part in args)
+        tiles.append(tile._replace(args=args if isinstance(tile.args, tuple) else args[0]))
+    second.tile = tiles  # type: ignore[attr-defined]
+    high, low = (np.asarray(decode_upright(part)).astype(np.uint16) for part in (image, second))
+    pixels = (high << 8) | low
+    if image.mode == "RGBA":
+        return composite_on_white(pixels)
+    if isinstance(transparent, tuple):
+        pixels[(pixels == np.array(transparent)).all(axis=2)] = 65535
+    return pixels
 
 
 def exif_orientation(image: Image.Image) -> int:
@@ -325,23 +417,13 @@ def exif_orientation(image: Image.Image) -> int:
         return 1
 
 
-def composite_on_white(image: Image.Image, deep: bool) -> Pixels:
-    """Returns RGBA pixels on a white background."""
-    if deep and image.mode == "RGB":  # Pillow reduced the pixels to 8 bits, but not this colour
-        colour = image.info["transparency"]
-        image.info["transparency"] = tuple(value >> 8 for value in colour)
-    white = Image.new("RGBA", image.size, "white")
-    white.alpha_composite(image.convert("RGBA"))
-    return np.asarray(white)
-
-
-def scale_to_8_bits(image: Image.Image) -> Pixels:
-    """Scales greyscale of more than 8 bits to 8; Pillow's own conversion clips it at 255."""
+def deep_grey(image: Image.Image) -> Pixels:
+    """Greyscale of more than 8 bits, as uint16 or float32; Pillow's own conversion clips it."""
     values = np.asarray(image)
     if image.mode == "F":
-        return to_uint8(values)
+        return as_pixels(values)
     if values.min() < 0 or values.max() > 65535:
-        raise UserError("32-bit integers outside 0 to 65535; save it with 8 or 16 bits")
+        raise UserError("32-bit integers outside 0 to 65535; save it with 16 bits or as floats")
     values = values.astype(np.uint16)
     tags = getattr(image, "tag_v2", {})
     if tags.get(TIFF_BITS_PER_SAMPLE) == (12,):
@@ -350,7 +432,7 @@ def scale_to_8_bits(image: Image.Image) -> Pixels:
         values = 65535 - values
     if isinstance(transparent := image.info.get("transparency"), int):
         values = np.where(values == transparent, np.uint16(65535), values)
-    return to_uint8(values)
+    return values
 
 
 def decode_npy(content: bytes, max_pixels: int) -> Pixels:
@@ -373,9 +455,9 @@ def decode_npy(content: bytes, max_pixels: int) -> Pixels:
 
 
 def pixels_from_array(values: np.ndarray, max_pixels: int) -> Pixels:
-    """Converts an array (height, width) or (height, width, channels) to uint8 pixels."""
+    """Copies an array (height, width) or (height, width, channels) as pixels."""
     check_array_shape(values.shape, values.dtype, max_pixels)
-    pixels = to_uint8(values)
+    pixels = as_pixels(values)
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
@@ -386,44 +468,7 @@ def check_array_shape(shape: tuple[int, ...], dtype: np.dtype[Any], max_pixels: 
     if math.prod(shape) > (limit := MAX_ARRAY_CHANNELS * max_pixels):
         raise UserError(f"an array of shape {shape} exceeds the limit of {limit} values")
     if dtype.kind not in "buf" or (dtype.kind == "u" and dtype.itemsize > 2):
-        raise UserError(f"an array of {dtype}; wanted uint8, uint16, bool or floats in [0, 1]")
-
-
-def to_uint8(values: np.ndarray) -> Pixels:
-    """Copies to uint8, scaled so that the white of the type becomes 255."""
-    if values.dtype == np.uint8:
-        return np.array(values, order="C")
-    values = np.ascontiguousarray(values)
-    if values.dtype == bool:
-        return np.where(values, np.uint8(255), np.uint8(0))
-    if values.dtype.kind == "u":
-        return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
-    if not (values.min() >= 0 and values.max() <= 1):  # also true for NaN
-        raise UserError("floats outside [0, 1]; scale them")
-    return np.rint(values.astype(np.float32) * 255).astype(np.uint8)
-
-
-def convert_channels(pixels: Pixels, channels: int | None) -> Pixels:
-    """Converts between greyscale and RGB; any other number of channels must match."""
-    actual = pixels.shape[2]
-    if channels in (None, actual):
-        return pixels
-    if actual == 1 and channels == 3:
-        return np.repeat(pixels, 3, axis=2)
-    if actual == 3 and channels == 1:
-        return np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
-    raise UserError(f"{actual} channel{'s' * (actual > 1)}; expected {channels}")
-
-
-def majority_channels(channels: Iterable[int]) -> int:
-    """Returns the most common number of channels; grey images count as RGB if any image is RGB.
-
-    Unreadable images have 0 channels and are ignored.
-    """
-    counts = Counter(number for number in channels if number)
-    if counts[3]:
-        counts[3] += counts.pop(1, 0)
-    return max(counts, key=lambda number: counts[number], default=3)
+        raise UserError(f"an array of {dtype}; wanted uint8, uint16, bool or floats")
 
 
 def check_file_size(size: int, limit: int) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitrail.data import augment
 from vitrail.data.config import Augment, DataConfig, Preprocess
+from vitrail.data.pixels import Pixels, stored_dtype
 from vitrail.data.preprocess import normalise
 from vitrail.data.reading.cache import (
     Broken,
@@ -24,9 +25,10 @@ from vitrail.data.reading.cache import (
 )
 from vitrail.data.reading.contents import contents_of
 from vitrail.data.reading.memory import available_memory, local_world_size, retain_freed_memory
-from vitrail.data.reading.reader import Items, Reader
+from vitrail.data.reading.reader import Items, Reader, decode_items
 from vitrail.data.reading.workers import ReportItem, Slot, default_workers, prefetch
 from vitrail.data.source import SPLITS, Source, Split, split_indices
+from vitrail.data.statistics import MAX_IMAGES, MAX_UNCACHED, channel_statistics, pixel_step
 from vitrail.errors import OutOfResources, UserError
 
 SMALL_SIZE = 64  # pixels: up to here whole batches are augmented at once, above by the workers
@@ -151,6 +153,21 @@ class Loader:
         """Large training images are cached uncropped, for a new random crop each time."""
         return Reader(self.source, self.preprocess, uncropped=training and not self.small)
 
+    def measure(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Computes mean and standard deviation of each channel of the training images."""
+        self.prepare("train")
+        reader, items = self._reader(training=True), self._items["train"]
+        cached = self._caches["train", reader.uncropped]
+        limit = MAX_UNCACHED if cached is None else MAX_IMAGES
+        chosen = items[np.linspace(0, len(items) - 1, min(limit, len(items))).astype(int)]
+        images: Iterator[Pixels] = map(cached, chosen.tolist()) if cached else iter(())
+        if cached is None:
+            decoded = decode_items(reader, chosen, self.workers)
+            images = (image for _, image in decoded if not isinstance(image, str))
+        size = reader.estimate_bytes(chosen) // reader.dtype.itemsize
+        step = pixel_step(size)
+        return channel_statistics(images, channels_first=not reader.uncropped, step=step)
+
     @property
     def steps(self) -> int:
         """Steps in an epoch."""
@@ -242,7 +259,7 @@ class Loader:
     def _images(
         self, split: Split, tasks: Iterator[Task], *, training: bool, size: int | None = None
     ) -> Iterator[tuple[Task, Tensor]]:
-        """Yields the uint8 images (B, C, H, W) of each task, valid until the next one."""
+        """Yields the images (B, C, H, W) of each task, valid until the next one."""
         reader = self._reader(training)
         cached = self._caches.get((split, reader.uncropped))
         if cached is not None and not reader.uncropped and (stack := cached.stacked) is not None:
@@ -256,11 +273,12 @@ class Loader:
             FillBatch(cached or reader, self.preprocess, settings, self.seed),
             tasks,
             workers=self.workers if needs_worker else 0,
-            slot_size=count * int(np.prod(shape)),
+            slot_size=count * int(np.prod(shape)) * reader.dtype.itemsize,
             name=self.source.ids.__getitem__,
         )
         for task, _, slot in images:
-            yield task, torch.from_numpy(slot).view(count, *shape)[: len(task.items)]
+            batch = torch.from_numpy(slot.view(reader.dtype)).view(count, *shape)
+            yield task, batch[: len(task.items)]
 
     def _normalise(self, images: Tensor) -> Tensor:
         # CUDA copies unpinned memory before it returns; MPS may read it after the slot is reused
@@ -325,14 +343,14 @@ class FillBatch:
 
     def __call__(self, task: Task, slot: Slot, report_item: ReportItem) -> None:
         shape = self.preprocess.channels, self.preprocess.height, self.preprocess.width
-        rows = slot.reshape(-1, *shape)
+        rows = slot.view(stored_dtype(self.preprocess.pixels)).reshape(-1, *shape)
         uniforms = augment.sample_uniforms(self.seed, task.epoch, task.random_ids)
         for row, item in enumerate(task.items.tolist()):
             report_item(item)
             own = {name: numbers[row : row + 1] for name, numbers in uniforms.items()}
             rows[row] = self.augment_image(self.read_pixels(item), own)
 
-    def read_pixels(self, item: int) -> NDArray[np.uint8]:
+    def read_pixels(self, item: int) -> Pixels:
         try:
             return self.read(item)
         except OutOfResources:
@@ -342,9 +360,7 @@ class FillBatch:
                 f"{error}; restore the file, or skip it with `data.skip_broken=True`"
             ) from error
 
-    def augment_image(
-        self, pixels: NDArray[np.uint8], uniforms: augment.Uniforms
-    ) -> NDArray[np.uint8]:
+    def augment_image(self, pixels: Pixels, uniforms: augment.Uniforms) -> Pixels:
         if self.settings is None:
             return pixels
         planes = augment.random_crop(pixels, self.settings, self.preprocess, uniforms)

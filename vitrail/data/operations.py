@@ -24,14 +24,15 @@ def apply_operations(
 ) -> Tensor:
     """Applies to each image its chosen operation, in one call for all images that share it."""
     images = images.clone()
-    for number, operation in enumerate(OPERATIONS.values()):
+    for number, operation in enumerate(operations_for(images)):
         rows = np.flatnonzero(chosen == number)
         if len(rows):
             images[rows] = operation(images[rows], magnitude[rows], sign[rows])
     return images
 
 
-# Each takes uint8 images (B, C, H, W), a magnitude in [0, 1] and a sign of -1 or 1 per image. The
+# Each takes images (B, C, H, W), a magnitude in [0, 1] and a sign of -1 or 1 per image; those that
+# count levels take uint8 only. The
 # colour operations equal those of Pillow's ImageEnhance and ImageOps within one grey level, the
 # geometric ones a bilinear Image.transform around the centre, away from the border.
 
@@ -45,7 +46,9 @@ def brightness(images: Tensor, magnitude: Numbers, sign: Numbers) -> Tensor:
 
 
 def contrast(images: Tensor, magnitude: Numbers, sign: Numbers) -> Tensor:
-    mean = to_grey(images).float().mean((1, 2, 3), keepdim=True).add_(0.5).floor_()
+    mean = to_grey(images).float().mean((1, 2, 3), keepdim=True)
+    if images.dtype == torch.uint8:
+        mean = mean.add_(0.5).floor_()
     return blend(mean, images, 1 + MAX_ENHANCE * magnitude * sign)
 
 
@@ -118,7 +121,9 @@ def translate_y(images: Tensor, magnitude: Numbers, sign: Numbers) -> Tensor:
     )
 
 
-OPERATIONS: dict[str, Callable[[Tensor, Numbers, Numbers], Tensor]] = {
+Operation = Callable[[Tensor, Numbers, Numbers], Tensor]
+
+OPERATIONS: dict[str, Operation] = {
     operation.__name__: operation
     for operation in (
         *(identity, brightness, contrast, colour, sharpness, posterize, solarize),
@@ -127,26 +132,39 @@ OPERATIONS: dict[str, Callable[[Tensor, Numbers, Numbers], Tensor]] = {
 }
 
 
+LEVEL_OPERATIONS = (posterize, solarize, autocontrast, equalize)  # on 256 levels
+
+
+def operations_for(images: Tensor) -> list[Operation]:
+    """All operations for uint8; without those that count levels for float images."""
+    every = list(OPERATIONS.values())
+    if images.dtype == torch.uint8:
+        return every
+    return [operation for operation in every if operation not in LEVEL_OPERATIONS]
+
+
 def blend(start: Tensor, end: Tensor, factor: Numbers) -> Tensor:
-    """Interpolates from `start` (factor 0) to `end` (factor 1) and beyond, clipped to uint8."""
+    """Interpolates from `start` (factor 0) to `end` (factor 1) and beyond; uint8 is clipped."""
     factors = torch.from_numpy(factor).float()[:, None, None, None]
-    return ((end - start) * factors).add_(start).clamp_(0, 255).to(torch.uint8)
+    blended = ((end - start) * factors).add_(start)
+    return blended.clamp_(0, 255).to(torch.uint8) if end.dtype == torch.uint8 else blended
 
 
 def to_grey(images: Tensor) -> Tensor:
     """Converts RGB to greyscale with Pillow's weights; other channels to their mean."""
-    if images.shape[1] != 3:
-        return images.float().mean(1, keepdim=True).to(torch.uint8)
+    if images.shape[1] != 3 or images.dtype != torch.uint8:
+        return images.float().mean(1, keepdim=True).to(images.dtype)
     red, green, blue = images.int().unbind(1)
     return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16)[:, None].to(torch.uint8)
 
 
 def smooth(images: Tensor) -> Tensor:
     """Applies Pillow's SMOOTH: the mean of the 3 x 3 neighbours, the centre weighted five times."""
-    x = images.float()
+    x = images.float() if images.dtype == torch.uint8 else images.clone()
     row = x[:, :, :, :-2] + x[:, :, :, 1:-1] + x[:, :, :, 2:]
     box = row[:, :, :-2] + row[:, :, 1:-1] + row[:, :, 2:]
-    x[:, :, 1:-1, 1:-1] = ((box + 4 * x[:, :, 1:-1, 1:-1]) / 13).add_(0.5).floor_()
+    smoothed = (box + 4 * x[:, :, 1:-1, 1:-1]) / 13
+    x[:, :, 1:-1, 1:-1] = smoothed.add_(0.5).floor_() if images.dtype == torch.uint8 else smoothed
     return x
 
 
@@ -186,7 +204,8 @@ def affine_warp(images: Tensor, matrix: Numbers, offset: Numbers) -> Tensor:
         padding_mode="zeros",
         align_corners=False,
     )
-    return warped.add_(border).round_().to(torch.uint8)
+    warped = warped.add_(border)
+    return warped.round_().to(torch.uint8) if images.dtype == torch.uint8 else warped
 
 
 def translate(images: Tensor, dx: NDArray[np.int64], dy: NDArray[np.int64]) -> Tensor:
@@ -196,17 +215,17 @@ def translate(images: Tensor, dx: NDArray[np.int64], dy: NDArray[np.int64]) -> T
     """
     pixels, (height, width) = images.numpy(), images.shape[-2:]
     x, y = int(abs(dx).max()), int(abs(dy).max())
-    padded = np.empty((*pixels.shape[:2], height + 2 * y, width + 2 * x), np.uint8)
+    padded = np.empty((*pixels.shape[:2], height + 2 * y, width + 2 * x), pixels.dtype)
     padded[:] = border_colour(images).numpy()
     padded[:, :, y : y + height, x : x + width] = pixels
     windows: NDArray[np.void] = np.ndarray(  # every window of the image's size, row by row
         (*pixels.shape[:2], 2 * y + 1, 2 * x + 1, height),
-        np.dtype((np.void, width)),
+        np.dtype((np.void, width * pixels.itemsize)),
         padded,
         strides=(*padded.strides, padded.strides[2]),
     )
     translated = windows[np.arange(len(pixels)), :, y + dy, x + dx]
-    return torch.from_numpy(translated.view(np.uint8).reshape(pixels.shape))
+    return torch.from_numpy(translated.view(pixels.dtype).reshape(pixels.shape))
 
 
 def flip_horizontally(images: Tensor, flipped: NDArray[np.bool_]) -> Tensor:

@@ -17,7 +17,7 @@ CHUNK_VALUES = 2**19  # values per chunk, 2 MB in float32: they stay in the proc
 
 
 def preprocess(settings: Preprocess, pixels: np.ndarray) -> Tensor:
-    """Converts an image, uint8 (H, W, C), to the model's input: float32 (C, H, W), normalised.
+    """Converts an image (H, W, C) to the model's input: float32 (C, H, W), normalised.
 
     Prediction and explanation call this function. The loader applies its two halves,
     `resize_and_crop` and `normalise`, apart, to the same bits.
@@ -27,13 +27,14 @@ def preprocess(settings: Preprocess, pixels: np.ndarray) -> Tensor:
 
 
 def resize_and_crop(settings: Preprocess, pixels: np.ndarray) -> np.ndarray:
-    """Resizes an image and crops its centre: uint8 (height, width, C)."""
+    """Resizes an image and crops its centre: (height, width, C), of the same type."""
     return fit_image(settings, pixels, resize)
 
 
 def normalise(settings: Preprocess, images: Tensor) -> Tensor:
-    """Converts uint8 (..., C, H, W) to float32, minus mean, over std, on the same device."""
-    mean, std = scaled_mean_std(settings.mean, settings.std, images.device)
+    """Converts (..., C, H, W) to float32, minus mean, over std, on the same device."""
+    white = 255 if settings.pixels == "uint8" else 1
+    mean, std = scaled_mean_std(settings.mean, settings.std, images.device, white)
     if images.device.type != "cpu":
         return images.to(torch.float32).sub_(mean).div_(std)
     values = torch.from_numpy(memory.empty_float32(images.shape))
@@ -53,10 +54,10 @@ def iterate_chunks(values: Tensor, images: Tensor) -> Iterable[tuple[Tensor, Ten
 
 @cache
 def scaled_mean_std(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, white: int = 255
 ) -> tuple[Tensor, Tensor]:
-    """Scales mean and std to pixels from 0 to 255; each is (C, 1, 1)."""
-    scaled = (torch.tensor([255 * n for n in numbers], device=device) for numbers in (mean, std))
+    """Scales mean and std to pixels from 0 to `white`; each is (C, 1, 1)."""
+    scaled = (torch.tensor([white * n for n in numbers], device=device) for numbers in (mean, std))
     first, second = (numbers[:, None, None] for numbers in scaled)
     return first, second
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.config import DataConfig, Preprocess
-from vitrail.data.image import Pixels, load_image
+from vitrail.data.image import load_image
 from vitrail.data.loader import Batch, Loader, count_repeats
+from vitrail.data.pixels import Pixels
 from vitrail.data.source import Item, Source
 from vitrail.errors import UserError
 
@@ -108,6 +109,6 @@ def interleave(batches: list[Tensor]) -> Tensor:
 def load_or_none(source: Source, item: int, channels: int | None = None) -> Pixels | None:
     """Returns the pixels of one item; None if it cannot be read."""
     try:
-        return load_image(source[item].content, channels)
+        return load_image(source[item].content, channels, None)
     except UserError:
         return None

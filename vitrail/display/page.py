@@ -38,14 +38,26 @@ def load_templates(folder: Path) -> "Environment":
     return environment
 
 
-def to_pil(pixels: NDArray[np.uint8]) -> Image.Image:
+def stretch_to_uint8(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Pixels of more than 8 bits for display: from the darkest to the brightest 1 % of them."""
+    if pixels.dtype == np.uint8:
+        return pixels
+    shown = pixels[:, :, : 3 if pixels.shape[2] >= 3 else 1].astype(np.float32)
+    low, high = np.percentile(shown, (1, 99))
+    scaled = (shown - low) * np.float32(255 / max(high - low, 1e-12))
+    stretched: NDArray[np.uint8] = scaled.clip(0, 255).round().astype(np.uint8)
+    return stretched
+
+
+def to_pil(pixels: NDArray[Any]) -> Image.Image:
     """Pixels (H, W, C) as a displayable image: the first three channels, or only the first."""
+    pixels = stretch_to_uint8(pixels)
     if pixels.shape[2] < 3:
         return Image.fromarray(pixels[:, :, 0])
     return Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
 
 
-def make_thumbnail(pixels: NDArray[np.uint8] | None, side: int = THUMBNAIL_SIDE) -> dict[str, Any]:
+def make_thumbnail(pixels: NDArray[Any] | None, side: int = THUMBNAIL_SIDE) -> dict[str, Any]:
     """A small copy of an image (H, W, C) for a page; without an image if it could not be read."""
     if pixels is None:
         return {"image": None, "tiny": False}

@@ -23,12 +23,14 @@ def draw_sheet(
     mean: Sequence[float],
     std: Sequence[float],
     columns: int = 8,
+    stretch: bool = False,
 ) -> bytes:
     """The images of a batch as one PNG, de-normalised, each above its label.
 
     Small images are enlarged without smoothing; images mixed by mixup or cutmix name both classes.
+    `stretch` shows each image from its lowest to its highest value, for more than 8 bits.
     """
-    pixels = denormalise(images.cpu(), mean, std)
+    pixels = denormalise(images.cpu(), mean, std, stretch)
     height, width = images.shape[-2:]
     scale = max(1, CELL // min(height, width))
     cell_width, cell_height = scale * width, scale * height
@@ -52,11 +54,17 @@ def draw_sheet(
     return stream.getvalue()
 
 
-def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+def denormalise(
+    images: Tensor, mean: Sequence[float], std: Sequence[float], stretch: bool = False
+) -> np.ndarray:
     """Normalised floats (B, C, H, W) as uint8 (B, H, W, 3); grey unless there are 3 channels."""
     scale = torch.tensor(std)[:, None, None]
     shift = torch.tensor(mean)[:, None, None]
-    pixels = ((images * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
+    values = images * scale + shift
+    if stretch:
+        low = values.amin(dim=(1, 2, 3), keepdim=True)
+        values = (values - low) / (values.amax(dim=(1, 2, 3), keepdim=True) - low).clamp(min=1e-12)
+    pixels = (values * 255).round().clamp(0, 255).to(torch.uint8)
     colour = pixels if len(mean) == 3 else pixels[:, :1].expand(-1, 3, -1, -1)
     return colour.permute(0, 2, 3, 1).contiguous().numpy()
 

@@ -42,6 +42,11 @@ class ExportGraph(nn.Module):
         self.options = options
         self.outputs = output_names(model, options)
         self.classes = model.config.classes if "logits" in self.outputs else None
+        if preprocess.pixels != "uint8":
+            raise UserError(
+                f"this model reads {preprocess.pixels} images; only models of 8-bit images can be "
+                f"exported: use it with PyTorch"
+            )
         mean, std = scaled_mean_std(preprocess.mean, preprocess.std, torch.device("cpu"))
         self.register_buffer("mean", mean.clone(), persistent=False)
         self.register_buffer("std", std.clone(), persistent=False)

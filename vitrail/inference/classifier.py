@@ -239,15 +239,16 @@ class Classifier:
         """
         from vitrail.data.image import load_image
         from vitrail.data.preprocess import preprocess, resize_and_crop
+        from vitrail.display.page import stretch_to_uint8
         from vitrail.insight.explanation import explain_image
         from vitrail.insight.patch_attention import MAX_BYTES
 
         with name_image_in_errors(image, 1):
-            pixels = load_image(image, self.preprocess.channels)
+            pixels = load_image(image, self.preprocess.channels, self.preprocess.pixels)
         return explain_image(
             self.model,
             preprocess(self.preprocess, pixels)[None].to(self.device),
-            resize_and_crop(self.preprocess, pixels),
+            stretch_to_uint8(resize_and_crop(self.preprocess, pixels)),
             self.classes,
             name=str(image) if isinstance(image, str | Path) else "image",
             target=None if target is None else self.index(target),

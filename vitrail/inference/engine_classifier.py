@@ -34,7 +34,7 @@ class EnginePredictor(Predictor):
 
     def load(self, image: ImageInput) -> Array:
         """One preprocessed image, (C, H, W): bytes if the engine normalises them itself."""
-        pixels = load_image(image, self.preprocess.channels)
+        pixels = load_image(image, self.preprocess.channels, self.preprocess.pixels)
         if self.engine.pixels == "float32":
             return preprocess_with_numpy(self.preprocess, pixels)
         cropped = fit_image(self.preprocess, pixels, resize_with_numpy)

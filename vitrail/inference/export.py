@@ -226,7 +226,7 @@ def read_images(source: Source, items: list[int], preprocess: Preprocess) -> Pro
     with progress_bar("reading images", len(items)) as advance:
         for item in items:
             try:
-                pixels = load_image(source[item].content, preprocess.channels)
+                pixels = load_image(source[item].content, preprocess.channels, preprocess.pixels)
             except UserError:
                 broken += 1
             else:

@@ -41,7 +41,7 @@ class TorchPredictor(Predictor):
 
 def load_input(image: ImageInput, settings: Preprocess) -> Tensor:
     """One preprocessed image, (C, H, W)."""
-    return preprocess(settings, load_image(image, settings.channels))
+    return preprocess(settings, load_image(image, settings.channels, settings.pixels))
 
 
 def load_batches(images: Iterable[ImageInput], settings: Preprocess, size: int) -> Iterator[Tensor]:

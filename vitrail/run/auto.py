@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.config import AUGMENT_PRESETS
-from vitrail.data.image import load_image, majority_channels
+from vitrail.data.config import AUGMENT_PRESETS, PixelType
+from vitrail.data.image import load_image
+from vitrail.data.pixels import majority_channels, widest_type
 from vitrail.data.source import Source, sample_indices, split_indices
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
@@ -38,10 +39,12 @@ class DataSummary:
     classes: int
     side: int  # median short side in pixels
     channels: int
+    pixels: PixelType = "uint8"
     imbalance: float  # images of the largest class over those of the smallest
 
     def __str__(self) -> str:
         kind = {1: "grey", 3: "colour"}.get(self.channels, f"{self.channels}-channel")
+        kind = {"uint8": "", "uint16": "16-bit ", "float32": "float "}[self.pixels] + kind
         return (
             f"{self.images:,} {kind} training images of {self.classes} classes, "
             f"{self.side} pixels on the short side"
@@ -59,14 +62,14 @@ def summarise(source: Source) -> DataSummary:
     train = split_indices(source, "train")
     if not len(train):
         raise UserError(f"{source.name} has no training images; put some into train/")
-    shapes = []
+    images = []
     sample = sample_indices(source).tolist()
     for index in sample:
         try:
-            shapes.append(load_image(source[index].content, channels=None).shape)
+            images.append(load_image(source[index].content, None, None))
         except UserError:
             continue  # the loader reports all broken images at once
-    if not shapes:
+    if not images:
         raise UserError(
             f"none of {len(sample)} sampled images of {source.name} can be read; "
             f"`vitrail check` says why"
@@ -75,8 +78,9 @@ def summarise(source: Source) -> DataSummary:
     return DataSummary(
         images=len(train),
         classes=len(source.classes),
-        side=int(np.median([min(shape[:2]) for shape in shapes])),
-        channels=majority_channels(shape[2] for shape in shapes),
+        side=int(np.median([min(image.shape[:2]) for image in images])),
+        channels=majority_channels(image.shape[2] for image in images),
+        pixels=widest_type(str(image.dtype) for image in images),
         imbalance=float(counts.max() / max(1, counts.min())),
     )
 
@@ -112,6 +116,7 @@ def choose_from_scratch(
         f"model {model}: width {vit.width}, {vit.depth} blocks; about {number} epochs expected",
         f"augmentation {augment}: {why}",
     ]
+    reasons.append("normalisation: mean and std of the training images")
     train = choose_training(summary, vit, expected, reasons)
     if minutes is None:
         train["epochs"] = max(1, math.ceil(expected))
@@ -124,7 +129,11 @@ def choose_from_scratch(
             "vit": settings_to_dict(vit),
             "train": train,
             "data": choose_data(summary, augment),
-            "preprocess": {"channels": summary.channels, "crop": choose_crop(summary, vit)},
+            "preprocess": {
+                "channels": summary.channels,
+                "crop": choose_crop(summary, vit),
+                "pixels": summary.pixels,
+            },
         },
         reasons=reasons,
     )

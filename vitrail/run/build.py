@@ -127,6 +127,12 @@ def load_for_fine_tuning(
             f"preprocess.std: both to 0.5, or to ImageNet's 0.485 0.456 0.406 and "
             f"0.229 0.224 0.225"
         )
+    expected, found = loaded.model.config.channels, summary.channels
+    if expected != found and not {expected, found} <= {1, 3}:
+        raise UserError(
+            f"{weights} expects {expected} channels, the data has {found}; "
+            f"adapt the weights with `vit.channels={found}`"
+        )
     return zoo.log_weight_changes(loaded)
 
 

@@ -273,4 +273,5 @@ def draw_augmented_images(audit: Audit, plan: Design) -> bytes:
         [printable(name) for name in source.classes],
         mean=recipe.preprocess.mean,
         std=recipe.preprocess.std,
+        stretch=recipe.preprocess.pixels != "uint8",
     )

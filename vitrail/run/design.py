@@ -35,6 +35,7 @@ class Design:
     recipe: Recipe
     reasons: list[str]  # one line per choice; the first two describe the data and the device
     settings: dict[str, Any]  # what was chosen from the data, without the request's own settings
+    measured: list[str]  # mean, std: to be computed from the training images once they are decoded
 
 
 def design_recipe(
@@ -63,13 +64,14 @@ def design_recipe(
     if changed := list_changes(choice.settings, requested):
         reasons.append(f"requested: {', '.join(changed)}")
     settings = merge_settings(choice.settings, requested)
+    measured = [name for name in ("mean", "std") if name not in settings["preprocess"]]
     settings["source"] = locate_source(source, request.data)
     if "size" not in request.settings.get("preprocess", {}):
         size = {"size": settings["vit"]["image"]}
         settings["preprocess"] = merge_settings(settings["preprocess"], size)
     recipe = settings_from_dict(Recipe, settings)
     check_recipe(recipe, summary)
-    return Design(recipe=recipe, reasons=reasons, settings=choice.settings)
+    return Design(recipe=recipe, reasons=reasons, settings=choice.settings, measured=measured)
 
 
 def locate_source(source: Source, data: str) -> str:
@@ -146,6 +148,7 @@ def design_fine_tuning(
     start: FoundWeights,
 ) -> auto.Choice:
     train = requested["train"]
+    adapted: list[str] = []
     if start.size and start.published is not None:  # still on the hub
         name, vit = start.published.name, start.published.vit
         preprocess: Preprocess | None = Preprocess(size=vit.image, **start.published.preprocess)
@@ -153,12 +156,29 @@ def design_fine_tuning(
         loaded = load_for_fine_tuning(summary, start.weights, request.settings)
         name = loaded.metadata.name or Path(start.weights).name
         vit, preprocess = loaded.model.config, loaded.preprocess
+        adapted = loaded.report.adapted
     timed = request.minutes is not None or train.get("steps", 0) > 0
     choice = fine_tuning.choose_fine_tuning(
         summary, name, vit, preprocess, train.get("epochs"), timed
     )
     choice.settings["weights"] = start.weights
+    adopt_pixels(choice, summary, adapted)
     return choice
+
+
+def adopt_pixels(choice: auto.Choice, summary: auto.DataSummary, adapted: list[str]) -> None:
+    """Drops the normalisation of the weights if the data has other channels or pixel types."""
+    chosen = choice.settings["preprocess"]
+    new_channels = any("channels" in change for change in adapted) and chosen["channels"] > 3
+    if chosen.get("pixels", "uint8") == summary.pixels and not new_channels:
+        return
+    chosen["pixels"] = summary.pixels
+    for name in ("mean", "std"):
+        chosen.pop(name, None)
+    choice.reasons.append(
+        "normalisation: mean and std of the training images, as their pixels differ from those "
+        "that the weights were trained on"
+    )
 
 
 def explain_device(device: torch.device, requested: str) -> str:

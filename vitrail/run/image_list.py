@@ -89,7 +89,7 @@ def make_source(
             contents.append(image)
         else:
             try:
-                contents.append(load_image(image, channels=None))
+                contents.append(load_image(image, None, None))
             except UserError as error:
                 raise UserError(f"sample {number}: {error}") from error
     return ImageList(

@@ -2,10 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vitrail import files
+from vitrail.data.config import Preprocess
+from vitrail.data.loader import Loader
 from vitrail.data.source import Source
 from vitrail.run.build import make_learner, make_loader
 from vitrail.run.dataset import open_on_all_ranks, shared_fingerprint, store_fingerprint
@@ -134,10 +137,9 @@ def start_run(
             loader = make_loader(design.recipe, source, device, world)
             progress = Progress(fingerprint=shared_fingerprint(source, world))
             loader.prepare("train", *options.splits)
-            learner = make_learner(design.recipe, device)
-            recipe = plan_steps(
-                design.recipe, loader, learner, request.minutes, started, terminal, world
-            )
+            recipe = measure_normalisation(design, loader, world)
+            learner = make_learner(recipe, device)
+            recipe = plan_steps(recipe, loader, learner, request.minutes, started, terminal, world)
             world.on_leader(
                 lambda: write_start(folder, recipe, design.reasons, source, progress.fingerprint)
             )
@@ -155,12 +157,25 @@ def check_output(out: Path | None, options: Options, launch_id: str) -> None:
 def share_design(design: Callable[[], Design], world: World) -> Design:
     """The leader's design, on every rank."""
 
-    def to_json() -> tuple[dict[str, Any], list[str], dict[str, Any]]:
+    def to_json() -> tuple[dict[str, Any], list[str], dict[str, Any], list[str]]:
         mine = design()
-        return settings_to_dict(mine.recipe), mine.reasons, mine.settings
+        return settings_to_dict(mine.recipe), mine.reasons, mine.settings, mine.measured
 
-    table, reasons, chosen = world.on_leader(to_json)
-    return Design(recipe=settings_from_dict(Recipe, table), reasons=reasons, settings=chosen)
+    table, reasons, chosen, measured = world.on_leader(to_json)
+    recipe = settings_from_dict(Recipe, table)
+    return Design(recipe=recipe, reasons=reasons, settings=chosen, measured=measured)
+
+
+def measure_normalisation(design: Design, loader: Loader, world: World) -> Recipe:
+    """The recipe with the mean and std of the training images; the loader uses it from now on."""
+    recipe = design.recipe
+    if design.measured:
+        found = dict(zip(("mean", "std"), world.on_leader(loader.measure), strict=True))
+        chosen = {name: found[name] for name in design.measured}
+        preprocess = Preprocess.from_dict({**recipe.preprocess.to_dict(), **chosen})
+        recipe = replace(recipe, preprocess=preprocess)
+        loader.preprocess = preprocess
+    return recipe
 
 
 def write_start(

@@ -69,7 +69,7 @@ def test_a_file_is_built_once(source, monkeypatch):
     first, _ = cached(source)
     monkeypatch.setattr(cache, "build_cache", lambda *_: pytest.fail("built again"))
     second, _ = cached(source)
-    assert np.array_equal(first.pixels, second.pixels)
+    assert np.array_equal(first.memory, second.memory)
 
 
 def test_memory_is_used_before_the_disk(source, folder):
@@ -142,7 +142,7 @@ def test_broken_files_are_remembered_with_the_file():
 
 @pytest.mark.parametrize("harm", ["short", "long", "index", "gone"])
 def test_a_damaged_file_is_built_again(source, folder, harm):
-    complete = cached(source)[0].pixels.copy()
+    complete = cached(source)[0].memory.copy()
     (place,) = [path for path in folder.iterdir() if path.is_dir()]
     pixels, index = place / "pixels.bin", place / "index.npz"
     {
@@ -152,7 +152,7 @@ def test_a_damaged_file_is_built_again(source, folder, harm):
         "gone": lambda: pixels.unlink(),
     }[harm]()
     again, _ = cached(source)
-    assert np.array_equal(again.pixels, complete)
+    assert np.array_equal(again.memory, complete)
 
 
 def test_a_full_disk_is_logged_and_leaves_nothing_behind(source, folder, monkeypatch, caplog):
@@ -208,7 +208,7 @@ def test_a_killed_builder_leaves_nothing_that_is_used(source, folder, monkeypatc
 
 
 def test_least_recently_used_files_are_deleted_first(source, folder):
-    sizes = [len(cached(source, items=range(n))[0].pixels) for n in (40, 39, 38)]
+    sizes = [len(cached(source, items=range(n))[0].memory) for n in (40, 39, 38)]
     cached(source, items=range(40))  # used again: now the second is the oldest
     assert free_cache_space(folder / "new", sizes[1] // 2, disk=sum(sizes))
     left = {path.stat().st_size for path in folder.glob("*/pixels.bin")}

@@ -17,7 +17,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from vitrail import files
-from vitrail.data.image import Pixels
+from vitrail.data.pixels import Pixels
 from vitrail.data.reading import workers as worker_processes
 from vitrail.data.reading.memory import prefault
 from vitrail.data.reading.reader import CROP_MARGIN, Items, Reader, decode_items
@@ -26,7 +26,7 @@ from vitrail.data.sources.places import cache_folder
 from vitrail.display.progress import progress_bar
 
 PREFAULT_BYTES = 2**20  # mapped with one system call
-CACHE_VERSION = 1  # of the files: a new number invalidates existing ones
+CACHE_VERSION = 2  # of the files: a new number invalidates existing ones
 
 Broken = dict[int, str]  # items that cannot be read, each with its name and the reason
 
@@ -41,18 +41,24 @@ class DecodedImages:
     """Decoded images, stored one after the other in memory or in a memory-mapped file."""
 
     def __init__(
-        self, items: Items, shapes: NDArray[np.int64], pixels: Pixels, file: Path | None = None
+        self,
+        items: Items,
+        shapes: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+        dtype: np.dtype[Any],
+        file: Path | None = None,
     ):
         self.items = items  # ascending
         self.shapes = shapes
-        self.pixels = pixels
+        self.memory = memory
+        self.dtype = dtype
         self.file = file
-        self.starts = np.concatenate([[0], np.cumsum(shapes.prod(axis=1))])
+        self.starts = np.concatenate([[0], np.cumsum(shapes.prod(axis=1) * dtype.itemsize)])
 
     def __call__(self, item: int) -> Pixels:
         row = int(self.rows(np.array([item]))[0])
         start, end = self.starts[row : row + 2].tolist()
-        return self.pixels[start:end].reshape(self.shapes[row])
+        return self.memory[start:end].view(self.dtype).reshape(self.shapes[row])
 
     def rows(self, items: Items) -> NDArray[np.int64]:
         return np.searchsorted(self.items, items)
@@ -62,17 +68,18 @@ class DecodedImages:
         """All images as one array, if they have the same shape."""
         if not len(self.shapes) or (self.shapes != self.shapes[0]).any():
             return None
-        return self.pixels[: self.starts[-1]].reshape(-1, *self.shapes[0])
+        pixels = self.memory[: self.starts[-1]].view(self.dtype)
+        return pixels.reshape(-1, *self.shapes[0])
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles a file by its path: the receiving process maps it again."""
         state = dict(vars(self))
-        return state if self.file is None else state | {"pixels": None}
+        return state if self.file is None else state | {"memory": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         if self.file is not None:
-            self.pixels = map_file(self.file)
+            self.memory = map_file(self.file)
 
 
 def cache_images(
@@ -97,7 +104,7 @@ def cache_in_memory(
 ) -> tuple[DecodedImages, Broken]:
     buffer = PixelBuffer(limit)
     found, shapes, broken = decode_into(buffer.write, reader, items, workers, progress)
-    return DecodedImages(found, shapes, buffer.pixels), broken
+    return DecodedImages(found, shapes, buffer.memory, reader.dtype), broken
 
 
 class PixelBuffer:
@@ -112,16 +119,16 @@ class PixelBuffer:
         self.block: mmap.mmap | None = None
         if size and hasattr(mmap, "MAP_PRIVATE"):
             self.block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.pixels: Pixels = np.frombuffer(self.block or bytearray(size), np.uint8)
+        self.memory = np.frombuffer(self.block or bytearray(size), np.uint8)
 
     def write(self, image: Pixels) -> None:
-        end = self.used + image.size
-        if end > len(self.pixels):
+        end = self.used + image.nbytes
+        if end > len(self.memory):
             raise BufferFull
         while self.block and self.prefaulted < end:
             prefault(self.block, self.prefaulted, PREFAULT_BYTES)
             self.prefaulted += PREFAULT_BYTES
-        self.pixels[self.used : end] = image.reshape(-1)
+        self.memory[self.used : end] = image.reshape(-1).view(np.uint8)
         self.used = end
 
 
@@ -150,13 +157,13 @@ def cache_in_file(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
-            if (cached := open_cache(folder)) is not None:
+            if (cached := open_cache(folder, reader.dtype)) is not None:
                 return cached
             if not free_cache_space(folder, size, disk):
                 return None
             with files.atomic_write(folder) as new:
                 build_cache(reader, items, new, workers, progress)
-        return open_cache(folder)
+        return open_cache(folder, reader.dtype)
     except OSError as error:
         reason = f"cannot be cached in {folder.parent}: {error.strerror or error}"
         log.warning(f"decoded images {reason}; every epoch decodes them again")
@@ -173,7 +180,7 @@ def build_cache(reader: Reader, items: Items, folder: Path, workers: int, progre
     (folder / "broken.json").write_bytes(json.dumps(broken).encode())
 
 
-def open_cache(folder: Path) -> tuple[DecodedImages, Broken] | None:
+def open_cache(folder: Path, dtype: np.dtype[Any]) -> tuple[DecodedImages, Broken] | None:
     """Opens the cache that an earlier run built; None if it is absent or incomplete."""
     try:
         with (folder / "index.npz").open("rb") as file:
@@ -181,8 +188,8 @@ def open_cache(folder: Path) -> tuple[DecodedImages, Broken] | None:
             items, shapes = index["items"], index["shapes"]
         broken = json.loads((folder / "broken.json").read_bytes())
         pixels = folder / "pixels.bin"
-        images = DecodedImages(items, shapes, map_file(pixels), pixels)
-        if len(images.pixels) != images.starts[-1]:
+        images = DecodedImages(items, shapes, map_file(pixels), dtype, pixels)
+        if len(images.memory) != images.starts[-1]:
             return None
         os.utime(folder)  # the least recently used cache is deleted first
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
@@ -190,7 +197,7 @@ def open_cache(folder: Path) -> tuple[DecodedImages, Broken] | None:
     return images, {int(item): reason for item, reason in broken.items()}
 
 
-def map_file(path: Path) -> Pixels:
+def map_file(path: Path) -> NDArray[np.uint8]:
     # copy on write: torch needs a writable array, and the file stays unchanged
     return np.memmap(path, np.uint8, mode="c")
 
@@ -230,7 +237,7 @@ def cache_key(reader: Reader, items: Items) -> str:
     normalisation = ("mean", "std")  # applied after the cache
     settings = reader.preprocess.to_dict().items()
     preprocess = {name: value for name, value in settings if name not in normalisation}
-    decoders = [installed_version(name) for name in ("pillow", "simplejpeg", "torch")]
+    decoders = [installed_version(name) for name in ("pillow", "simplejpeg", "tifffile", "torch")]
     chosen = hashlib.sha256(items.astype("<i8").tobytes()).hexdigest()
     path = reader.source.path
     data = [fingerprint(reader.source, mtimes=True), str(path.resolve()) if path else None]

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.config import Preprocess
-from vitrail.data.image import Pixels, image_info, load_image
+from vitrail.data.image import image_info, load_image
+from vitrail.data.pixels import Pixels, stored_dtype
 from vitrail.data.preprocess import resize_and_crop, shrink_to_cover
 from vitrail.data.reading.contents import contents_of, expect_reads
 from vitrail.data.reading.workers import ReportItem, Slot, prefetch
@@ -37,12 +38,17 @@ class Reader:
         """
         try:
             encoded = self.source[item].content if content is None else content
-            pixels = load_image(encoded, self.preprocess.channels)
+            pixels = load_image(encoded, self.preprocess.channels, self.preprocess.pixels)
         except UserError as error:
             raise type(error)(f"{self.source.ids[item]}: {error}") from error
         if self.uncropped:
             return shrink_to_cover(pixels, self.stored_size, self.preprocess.interpolation)
         return np.ascontiguousarray(resize_and_crop(self.preprocess, pixels).transpose(2, 0, 1))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the images."""
+        return stored_dtype(self.preprocess.pixels)
 
     @property
     def stored_size(self) -> tuple[int, int]:
@@ -53,7 +59,7 @@ class Reader:
         """Estimates the memory for these images from the headers of a few."""
         if not self.uncropped:
             pixels = self.preprocess.height * self.preprocess.width
-            return len(items) * pixels * self.preprocess.channels
+            return len(items) * pixels * self.preprocess.channels * self.dtype.itemsize
         sample = items[np.linspace(0, len(items) - 1, min(HEADER_SAMPLE, len(items))).astype(int)]
         expect_reads(self.source, sample)
         sizes = [size for item in sample.tolist() if (size := self.estimate_item_bytes(item))]
@@ -65,13 +71,14 @@ class Reader:
             content = self.source[item].content
             header = None if isinstance(content, np.ndarray) else image_info(content)
             if header is None:
-                height, width = load_image(content, None).shape[:2]
+                height, width = load_image(content, None, None).shape[:2]
             else:
                 height, width = header.height, header.width
         except UserError:
             return None
         ratio = min(1.0, max(self.stored_size[0] / height, self.stored_size[1] / width))
-        return int(height * width * ratio**2) * self.preprocess.channels
+        values = int(height * width * ratio**2) * self.preprocess.channels
+        return values * self.dtype.itemsize
 
     def is_encoded(self, item: int) -> bool:
         """Whether an image must be decoded, which is worth a worker, or is an array of pixels."""
@@ -101,8 +108,8 @@ def decode_items(reader: Reader, items: Items, workers: int) -> Iterator[tuple[i
         start = 0
         for item, image in zip(chunk.tolist(), images, strict=True):
             if isinstance(image, tuple):
-                end = start + math.prod(image)
-                yield item, slot[start:end].reshape(image)
+                end = start + math.prod(image) * reader.dtype.itemsize
+                yield item, slot[start:end].view(reader.dtype).reshape(image)
                 start = end
             else:
                 yield item, image
@@ -111,7 +118,8 @@ def decode_items(reader: Reader, items: Items, workers: int) -> Iterator[tuple[i
 def decoding_slot_size(reader: Reader, chunks: list[Items]) -> int:
     """Returns the bytes that hold a chunk of decoded images, and of buffered encoded ones."""
     height, width = reader.stored_size
-    decoded = 2 * CHUNK_ITEMS * height * width * reader.preprocess.channels  # sides of 1 : 2
+    values = 2 * CHUNK_ITEMS * height * width * reader.preprocess.channels  # sides of 1 : 2
+    decoded = values * reader.dtype.itemsize
     if not len(contents_of(reader.source)):
         return decoded
     encoded = max(int(reader.source.sizes[chunk].sum()) for chunk in chunks)
@@ -170,9 +178,9 @@ class DecodeChunk:
             except UserError as error:
                 results.append(str(error))
                 continue
-            end = start + pixels.size
+            end = start + pixels.nbytes
             if end <= len(slot):
-                slot[start:end] = pixels.reshape(-1)
+                slot[start:end] = pixels.reshape(-1).view(np.uint8)
                 results.append(pixels.shape)
                 start = end
             else:

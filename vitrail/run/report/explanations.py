@@ -11,7 +11,7 @@ from vitrail.data.config import Preprocess
 from vitrail.data.image import load_image
 from vitrail.data.preprocess import preprocess, resize_and_crop
 from vitrail.data.source import Source
-from vitrail.display.page import data_uri, encode_image, pick_evenly
+from vitrail.display.page import data_uri, encode_image, pick_evenly, stretch_to_uint8
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.insight.explain import explain
@@ -39,7 +39,9 @@ def explain_samples(
     indices = pick_evenly(correct, SAMPLES) + [error.index for error in errors]
     try:
         images = [
-            load_image(source[int(predictions.items[index])].content, settings.channels)
+            load_image(
+                source[int(predictions.items[index])].content, settings.channels, settings.pixels
+            )
             for index in indices
         ]
         x = torch.stack([preprocess(settings, image) for image in images])
@@ -51,7 +53,7 @@ def explain_samples(
         return []
     samples = []
     for number, index in enumerate(indices):
-        pixels = resize_and_crop(settings, images[number])
+        pixels = stretch_to_uint8(resize_and_crop(settings, images[number]))
         is_correct = bool(predictions.correct[index])
         samples.append(
             {
