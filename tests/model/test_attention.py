@@ -87,3 +87,16 @@ def test_weights_are_close_to_forward_in_bfloat16():
     attention, x = random(Attention(24, 3)), torch.randn(2, 7, 24)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(attention(x), spelled_out(attention, x), atol=0.3, rtol=0.1)
+
+
+def test_attention_dropout_acts_on_the_weights_in_training_only():
+    torch.manual_seed(0)
+    attention, x = Attention(width=12, heads=3, attention_dropout=0.5), torch.randn(2, 9, 12)
+    plain = Attention(width=12, heads=3)
+    plain.load_state_dict(attention.state_dict())
+    torch.testing.assert_close(attention.eval()(x), plain.eval()(x), rtol=0, atol=0)
+    first, second = attention.train()(x), attention(x)
+    assert not torch.equal(first, second)
+    torch.testing.assert_close(attention.weights(x), plain.weights(x))  # exact, also in training
+    many = torch.stack([attention(x) for _ in range(4000)]).mean(dim=0)
+    torch.testing.assert_close(many, plain(x), rtol=0, atol=0.05)  # the expected value stays

@@ -45,7 +45,7 @@ def operators(mlp):
     return recorded.names
 
 
-@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swiglu"])
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "quick_gelu", "swiglu"])
 def test_an_mlp_in_place_equals_the_mlp_to_the_bit(kind):
     inplace, mlp, x = InplaceMlp(8, 16, kind), Mlp(8, 16, kind), torch.randn(2, 3, 8)
     mlp.load_state_dict(inplace.state_dict())

@@ -35,7 +35,7 @@ MISTAKES = [
     ({"eps": 0.0}, "eps is 0.0"),
     ({"dropout": 1.0}, "dropout is 1.0; give a probability from 0 to below 1"),
     ({"drop_path": -0.1}, "drop_path is -0.1"),
-    ({"mlp": "relu"}, "mlp 'relu' is unknown; choose one of gelu, gelu_tanh, swiglu"),
+    ({"mlp": "relu"}, "mlp 'relu' is unknown; choose one of gelu, gelu_tanh, quick_gelu, swiglu"),
     ({"positions": "sine"}, "positions 'sine' is unknown"),
     ({"pool": "max"}, "pool 'max' is unknown; choose one of cls, avg, map"),
     ({"head": None}, "head None is unknown"),

@@ -101,6 +101,8 @@ TIMM: dict[str, tuple[Settings, Settings]] = {
         {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": 5.0},
     ),
     "gelu-tanh": ({"mlp": "gelu_tanh"}, {"act_layer": "gelu_tanh"}),
+    "quick-gelu": ({"mlp": "quick_gelu"}, {"act_layer": "quick_gelu"}),  # OpenAI's CLIP
+    "attention-dropout": ({"attention_dropout": 0.1}, {"attn_drop_rate": 0.1}),
     "pre-norm": (  # CLIP
         {"pre_norm": True, "eps": 1e-5},
         {"pre_norm": True, "norm_layer": partial(LayerNorm, eps=1e-5)},

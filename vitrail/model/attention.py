@@ -15,10 +15,17 @@ class Attention(nn.Module):
     """Each token takes a weighted mean of the values of all tokens (Vaswani et al., 2017)."""
 
     def __init__(
-        self, width: int, heads: int, qk_norm: bool = False, eps: float = 1e-6, dropout: float = 0.0
+        self,
+        width: int,
+        heads: int,
+        qk_norm: bool = False,
+        eps: float = 1e-6,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
     ):
         super().__init__()
         self.heads = heads
+        self.attention_dropout = attention_dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.q_norm = nn.LayerNorm(width // heads, eps=eps) if qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(width // heads, eps=eps) if qk_norm else nn.Identity()
@@ -27,7 +34,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:  # (B, N, D)
         q, k, v = self.split(x, rope)  # each (B, h, N, d)
-        x = F.scaled_dot_product_attention(q, k, v)  # softmax(q k^T / sqrt(d)) v, fused
+        rate = self.attention_dropout if self.training else 0.0
+        x = F.scaled_dot_product_attention(q, k, v, dropout_p=rate)  # softmax(q k^T / sqrt(d)) v
         x = self.proj(x.transpose(1, 2).flatten(2))  # (B, N, D)
         x = self.dropout(x)
         return x
@@ -47,7 +55,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """The attention weights that `forward` applies: how much each token attends to each other.
 
-        `heads` and `rows` (the query tokens) select a part; None is all. Every row sums to 1.
+        `heads` and `rows` (the query tokens) select a part; None is all. Every row sums to 1, as
+        attention dropout is left out.
         """
         heads, rows = (ALL if choice is None else choice for choice in (heads, rows))
         query_rope = None if rope is None else rope[..., rows, :]

@@ -40,7 +40,9 @@ class Block(nn.Module):
         super().__init__()
         width, eps, scale = config.width, config.eps, config.layer_scale
         self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.attn = Attention(width, config.heads, config.qk_norm, eps, config.dropout)
+        self.attn = Attention(
+            width, config.heads, config.qk_norm, eps, config.dropout, config.attention_dropout
+        )
         self.ls1 = nn.Identity() if scale is None else LayerScale(width, scale)
         self.norm2 = nn.LayerNorm(width, eps=eps)
         self.mlp = InplaceMlp(width, config.hidden, config.mlp, config.dropout)

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from vitrail.errors import UserError
 
-MlpKind = Literal["gelu", "gelu_tanh", "swiglu"]
+MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 PositionKind = Literal["learned", "sincos", "rotary", "none"]
 PoolKind = Literal["cls", "avg", "map"]
 HeadKind = Literal["linear", "mlp", "none"]
@@ -41,7 +41,7 @@ class ViTConfig:
     depth: int = 12  # number of encoder blocks
     heads: int = 12  # attention heads per block; each has width / heads channels
     mlp_ratio: float = 4.0  # hidden width of the MLP over the width of a token
-    mlp: MlpKind = "gelu"  # exact GELU, its tanh approximation (Google), or SwiGLU (DINOv2 giant)
+    mlp: MlpKind = "gelu"  # GELU: exact, tanh (Google), sigmoid (quick, CLIP); or SwiGLU (DINOv2)
     positions: PositionKind = "learned"  # embeddings: learned, fixed sin-cos, rotary (RoPE) or none
     pool: PoolKind = "cls"  # [CLS] token, average of the patches, or attention pooling (MAP head)
     norm_after_pool: bool = False  # with pool "avg": final norm after the average, as in MAE
@@ -50,6 +50,7 @@ class ViTConfig:
     layer_scale: float | None = None  # initial layer scale (Touvron et al., 2021); none by default
     drop_path: float = 0.0  # stochastic depth: rate in the last block, rising linearly from 0
     dropout: float = 0.0  # rate after embedding, after attention and after both MLP layers
+    attention_dropout: float = 0.0  # rate on the attention weights, after the softmax
     qk_norm: bool = False  # layer norm on the queries and keys of each head (Dehghani et al., 2023)
     pre_norm: bool = False  # one more layer norm before the blocks, as in CLIP
     eps: float = 1e-6  # of layer norms: 1e-6 Google, timm; 1e-5 DINOv3, CLIP; 1e-12 Hugging Face
@@ -167,7 +168,7 @@ class ViTConfig:
                 raise UserError(
                     f"{name} is {value}; give a number above 0, at most {MAX_SETTING:,}"
                 )
-        for name in ("drop_path", "dropout"):
+        for name in ("drop_path", "dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(
                     f"{name} is {getattr(self, name)}; give a probability from 0 to below 1"

@@ -14,7 +14,7 @@ class InplaceMlp(Mlp):
     """
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D)
-        if self.kind == "swiglu" or not can_overwrite_output(self.fc1, self):
+        if self.kind not in ("gelu", "gelu_tanh") or not can_overwrite_output(self.fc1, self):
             return super().forward(x)
         approximate = "tanh" if self.kind == "gelu_tanh" else "none"
         x = torch.ops.aten.gelu_(self.fc1(x), approximate=approximate)  # (B, N, M)

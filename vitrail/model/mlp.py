@@ -22,8 +22,13 @@ class Mlp(nn.Module):
         return x
 
     def activation(self, x: Tensor) -> Tensor:
-        """GELU, or SwiGLU, where one half of the channels gates the other (Shazeer, 2020)."""
+        """GELU or an approximation; or SwiGLU, where half of the channels gate the others.
+
+        CLIP approximates GELU by a sigmoid (Hendrycks and Gimpel, 2016); SwiGLU: Shazeer, 2020.
+        """
         if self.kind == "swiglu":
             gate, x = x.chunk(2, dim=-1)
             return F.silu(gate) * x
+        if self.kind == "quick_gelu":
+            return x * (1.702 * x).sigmoid()
         return F.gelu(x, approximate="tanh" if self.kind == "gelu_tanh" else "none")

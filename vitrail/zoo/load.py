@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # Entries of the metadata that hold only for the weights that they were computed with.
 MEASURED = ("temperature", "metrics", "reference", "calibration", "checksums")
 ADAPTABLE = ("image", "patch", "channels", "classes", "depth", "head")
-TRAINING_ONLY = ("drop_path", "dropout")  # no tensor depends on them
+TRAINING_ONLY = ("drop_path", "dropout", "attention_dropout")  # no tensor depends on them
 DEFAULT_CROPS = {"half": 0.9, "imagenet": 0.875, "clip": 1.0}  # of most published weights
 FULL_CROP_SIZE = 384  # pixels: published weights of at least this image size use no crop
 

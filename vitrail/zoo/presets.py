@@ -132,6 +132,7 @@ def preset(
     layer_scale: float | None = None,
     drop_path: float | None = None,
     dropout: float | None = None,
+    attention_dropout: float | None = None,
     qk_norm: bool | None = None,
     pre_norm: bool | None = None,
     eps: float | None = None,

@@ -12,6 +12,7 @@ ACTIVATIONS = {  # the activation of the MLP by its name in timm and Hugging Fac
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "silu": "swiglu",
 }
 

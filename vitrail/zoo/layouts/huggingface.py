@@ -85,6 +85,7 @@ READ_ONLY_NAMES = {  # in memory since transformers 5
 FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn")  # read
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # by Pillow's number
 HIDDEN_ACTS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "swiglu": "gelu"}
+HIDDEN_ACTS |= {"quick_gelu": "quick_gelu"}
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
 MAX_MLP_RATIO = 64  # published models have 4; the search for DINOv2's ratio stops at 64
 

@@ -245,8 +245,8 @@ def plain_arguments(vit: ViTConfig, state: dict[str, Tensor]) -> tuple[str, dict
         "mlp_ratio": vit.mlp_ratio * (2 if vit.mlp == "swiglu" else 1),
         "pre_norm": vit.pre_norm,
     }
-    if vit.mlp == "gelu_tanh":
-        arguments["act_layer"] = "gelu_tanh"
+    if vit.mlp in ("gelu_tanh", "quick_gelu"):
+        arguments["act_layer"] = vit.mlp
     if vit.layer_scale is not None:
         arguments["init_values"] = vit.layer_scale
     if vit.qk_norm:
