@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.data.config import Preprocess
+from vitrail.data.pixels import Pixels
 from vitrail.data.preprocess import preprocess
 from vitrail.evaluation.loop import eval_mode
 
@@ -34,6 +35,15 @@ def reference_images(settings: Preprocess) -> list[NDArray[np.uint8]]:
     return [image.astype(np.uint8) for image in images]
 
 
+def to_pixels(settings: Preprocess, image: NDArray[np.uint8]) -> Pixels:
+    """The image as pixels of the model: 16 bits and floats span two deviations from the mean."""
+    if settings.pixels == "uint8":
+        return image
+    mean, std = np.array(settings.mean), np.array(settings.std)
+    pixels: Pixels = (mean + std * (image / 255 * 4 - 2)).astype(np.float32)
+    return pixels
+
+
 def hash_noise(shape: tuple[int, int, int], name: str) -> NDArray[np.uint8]:
     """Uniform noise that depends only on the shape and the name."""
     content = hashlib.shake_256(name.encode()).digest(math.prod(shape))
@@ -42,7 +52,8 @@ def hash_noise(shape: tuple[int, int, int], name: str) -> NDArray[np.uint8]:
 
 def compute_reference(network: nn.Module, settings: Preprocess) -> Tensor:
     """The logits of the reference images in float32, on the CPU."""
-    x = torch.stack([preprocess(settings, image) for image in reference_images(settings)])
+    images = [to_pixels(settings, image) for image in reference_images(settings)]
+    x = torch.stack([preprocess(settings, image) for image in images])
     device = next(network.parameters()).device
     with eval_mode(network), torch.inference_mode():
         logits: Tensor = network(x.to(device))
