@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test quick faults check bench test-oldest clean
+.PHONY: demo test quick faults check bench docs test-oldest clean
 
 demo: $(READY)
 	$(BIN)/vitrail demo
@@ -26,6 +26,10 @@ check: $(READY)
 
 bench: .venv-bench/.installed
 	.venv-bench/bin/python -m bench
+
+# the site with its reference and the book: build/site/index.html opens without a server
+docs: $(READY)
+	$(BIN)/python -m docs.build
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Vitrail needs Python 3.11 or newer: make PYTHON=python3.11")'
