@@ -47,7 +47,7 @@ def test_a_script_of_another_host_is_found(tmp_path):
 
 def test_a_link_to_a_missing_file_stops_the_build():
     page = build.ROOT / "docs" / "quick-start.md"
-    with pytest.raises(UserError, match="links to nowhere.md, which does not exist"):
+    with pytest.raises(UserError, match=r"links to nowhere\.md, which does not exist"):
         build.convert_page("[x](nowhere.md)", page, set())
 
 
