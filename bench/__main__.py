@@ -20,7 +20,16 @@ from bench.measure import Budget, OnProgress
 from vitrail.errors import UserError
 
 Name = Literal[
-    "inference", "step", "input", "load", "knn", "start-up", "start", "memory", "accuracy"
+    "inference",
+    "engines",
+    "step",
+    "input",
+    "load",
+    "knn",
+    "start-up",
+    "start",
+    "memory",
+    "accuracy",
 ]
 MINUTES: dict[Name, float] = {  # rough durations, for the progress bar
     "input": 2.5,
@@ -31,13 +40,15 @@ MINUTES: dict[Name, float] = {  # rough durations, for the progress bar
     "memory": 4,
     "load": 2.5,
     "start": 4,
+    "engines": 6,
 }
 # `make bench` stays under twenty minutes without these
-ONLY_ON_REQUEST = ("load", "start")
+ONLY_ON_REQUEST = ("load", "start", "engines")
 DEFAULT = tuple(name for name in MINUTES if name not in ONLY_ON_REQUEST)
 LIBRARIES = ("timm", "transformers", "vit_pytorch", "torchvision")
 REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
     "inference": (*LIBRARIES, "onnx", "onnxscript", "onnxruntime"),
+    "engines": ("timm", "onnx", "onnxscript", "onnxruntime", "openvino"),
     "step": LIBRARIES,
     "input": ("timm", "torchvision"),
     "load": ("timm", "transformers", "torchvision"),

@@ -149,9 +149,11 @@ def main(bench: str, contender: str, folder: str) -> None:
 
 
 def prepare_task(bench: str, contender: str, folder: str, arguments: Sequence[Any]) -> Task:
-    if contender == onnx_runtime.NAME:  # without torch
+    if contender == onnx_runtime.NAME and bench != "engines":  # without torch
         return onnx_runtime.prepare_session(*arguments, folder)
     prepare: Callable[..., Task] = import_module(f"bench.{bench}").prepare
+    if bench == "engines":
+        return prepare(contender, folder, *arguments)
     return prepare(contender, *arguments)
 
 

@@ -29,6 +29,7 @@ PACKAGES = (
     "vit-pytorch",
     "torchvision",
     "onnxruntime",
+    "openvino",
     "scikit-learn",
     "pillow",
     "simplejpeg",
@@ -148,7 +149,7 @@ def format_legend(result: dict[str, Any], contenders: list[str]) -> str:
     sentences.append(RATIO.format(quantity=quantity, meaning=meaning))
     if MATMULS in contenders:
         sentences.append("`matmuls`: only the model's matrix multiplications, a lower bound.")
-    if onnx_runtime.NAME in contenders:
+    if onnx_runtime.NAME in contenders and result["name"] != "engines":
         sentences.append("`onnxruntime`: Vitrail's model exported to ONNX; the others are eager.")
     return " ".join([*sentences, result["note"]] if "note" in result else sentences)
 

@@ -10,6 +10,7 @@ from vitrail.cli.flags import (
     ColumnNames,
     Data,
     Device,
+    Engine,
     HeadFile,
     LoadedVit,
     Model,
@@ -42,6 +43,7 @@ def evaluate(
     batch: BatchSize = 64,
     head: HeadFile = None,
     device: Device = "auto",
+    engine: Engine = None,
     skip_broken: SkipBroken = False,
     preprocess: Normalisation = None,
     json: Switch = False,
@@ -57,7 +59,7 @@ def evaluate(
         split: split to evaluate on (default: test, or all images if the data has no splits)
         json: print one JSON document
     """
-    evaluation = load_classifier(model, head, device, preprocess, vit).evaluate(
+    evaluation = load_classifier(model, head, device, engine, preprocess, vit).evaluate(
         data,
         split=split,
         batch=batch,

@@ -13,6 +13,7 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
+    Literal,
     TypeAlias,
     Union,
     get_args,
@@ -165,6 +166,13 @@ Device: TypeAlias = Annotated[
     str,
     tyro.conf.arg(
         metavar="DEVICE", help="auto, cpu, cuda, cuda:1, mps; auto uses a GPU if there is one"
+    ),
+]
+Engine: TypeAlias = Annotated[
+    Literal["auto", "torch", "onnxruntime", "openvino"] | None,
+    unset(
+        help="what computes the logits; auto measures once which is fastest here "
+        "(default: torch, or that of an exported file)"
     ),
 ]
 Timeout: TypeAlias = Annotated[

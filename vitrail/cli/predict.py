@@ -13,6 +13,7 @@ import vitrail
 from vitrail.cli.flags import (
     NO_VIT,
     Device,
+    Engine,
     HeadFile,
     Images,
     LoadedVit,
@@ -41,6 +42,7 @@ def predict(
     raw: Raw = False,
     head: HeadFile = None,
     device: Device = "auto",
+    engine: Engine = None,
     preprocess: Normalisation = None,
     json: Switch = False,
     csv: Switch = False,
@@ -61,7 +63,7 @@ def predict(
         raise UserError("no images were given; give files or folders, or - for paths on stdin")
     if json and csv:
         raise UserError("`json` and `csv` exclude each other; give one of them")
-    classifier = load_classifier(model, head, device, preprocess, vit)
+    classifier = load_classifier(model, head, device, engine, preprocess, vit)
     unreadable: list[Result] = []  # filled while folders are searched, printed at the end
     count = top or (TOP_JSON if json else TOP)
     predictions = classifier.predict_each(find_images(images, unreadable), top=count, raw=raw)
@@ -71,12 +73,19 @@ def predict(
 
 
 def load_classifier(
-    model: str, head: Path | None, device: str, preprocess: Normalisation, vit: Any
+    model: str,
+    head: Path | None,
+    device: str,
+    engine: Engine,
+    preprocess: Normalisation,
+    vit: Any,
 ) -> "Classifier | FeatureClassifier":
     """The model with its own head, or with one that `vitrail head` fitted."""
     settings: dict[str, Any] = {"preprocess": preprocess, "vit": given_settings(vit)}
     if head is None:
-        return vitrail.load(model, device=device, **settings)
+        return vitrail.load(model, device=device, engine=engine, **settings)
+    if engine not in (None, "torch"):
+        raise UserError(f"a head of scikit-learn needs `engine='torch'`, not {engine}")
     from vitrail.inference.head import load_with_head
 
     return load_with_head(model, head, device=device, **settings)

@@ -10,6 +10,7 @@ from vitrail.inference.classifier import Classifier
 from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
+    from vitrail.inference.engines import EngineName
     from vitrail.zoo.load import LoadedModel
 
 
@@ -17,6 +18,7 @@ def load(
     path: str | Path,
     *,
     device: str = "auto",
+    engine: "EngineName | None" = None,
     preprocess: Normalisation | None = None,
     vit: Mapping[str, Any] | None = None,
 ) -> Classifier:
@@ -31,6 +33,9 @@ def load(
         path: run folder, weight file or folder, name of published weights, "hf:owner/name", or an
             exported file
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
+        engine: torch, onnxruntime or openvino; "auto" picks the fastest that is installed and
+            proved equal to PyTorch, measured once for each model and machine; by default torch,
+            for an exported file its own
         preprocess: mean and standard deviation that foreign weights expect, if their file does
             not say
         vit: settings that the file does not contain, such as {"heads": 6}, or to adapt the
@@ -41,11 +46,21 @@ def load(
     ('0', '1', '2')
     """
     if Path(path).suffix.lower() in ENGINE_SUFFIXES:
-        return load_exported(path, device=device, preprocess=preprocess, vit=vit)
-    from vitrail.zoo.load import load_weights, log_weight_changes
+        return load_exported(path, device=device, engine=engine, preprocess=preprocess, vit=vit)
 
-    loaded = log_weight_changes(load_weights(path, preprocess=preprocess, vit=vit))
-    return make_classifier(loaded, path=path, device=device)
+    def load_torch() -> Classifier:
+        from vitrail.zoo.load import load_weights, log_weight_changes
+
+        loaded = log_weight_changes(load_weights(path, preprocess=preprocess, vit=vit))
+        return make_classifier(loaded, path=path, device=device)
+
+    if engine in (None, "torch"):
+        return load_torch()
+    from vitrail.inference.engines import load_in_engine
+
+    return load_in_engine(
+        path, engine, device=device, load_torch=load_torch, preprocess=preprocess, vit=vit
+    )
 
 
 def make_classifier(loaded: "LoadedModel", *, path: str | Path, device: str) -> Classifier:
@@ -68,6 +83,7 @@ def load_exported(
     path: str | Path,
     *,
     device: str,
+    engine: "EngineName | None",
     preprocess: Normalisation | None,
     vit: Mapping[str, Any] | None,
 ) -> Classifier:
@@ -80,5 +96,11 @@ def load_exported(
         raise UserError(
             f"{path} is an exported model, whose architecture and normalisation are fixed; "
             f"leave out {'`preprocess`' if preprocess is not None else '`vit`'}, or export again"
+        )
+    own = "onnxruntime" if Path(path).suffix.lower() == ".onnx" else "openvino"
+    if engine not in (None, "auto", own):
+        raise UserError(
+            f"{path} runs in {own}, not in {engine}; leave `engine` out, or give the run or weight "
+            f"file that it was exported from"
         )
     return EngineClassifier(path)
