@@ -37,6 +37,7 @@ VERBS = {  # command: the function with the same arguments
     "explain": vitrail.Classifier.explain,
     "report": vitrail.report,
     "verify": vitrail.verify,
+    "serve": vitrail.serve,
 }
 OTHER_DEFAULTS = {  # arguments whose defaults differ on purpose
     ("head", "kinds"): "the command resolves () to logistic, or to all kinds with --all",

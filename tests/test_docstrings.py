@@ -19,6 +19,7 @@ SKIPPED: dict[str, str] = {
     "Export": "an export takes seconds; that of `export` runs",
     "Export.proof_page": "an export takes seconds; that of `export` runs",
     "Export.to_dict": "an export takes seconds; that of `export` runs",
+    "serve": "a server answers until it is stopped",
 }  # name: why its example is marked +SKIP
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
 TINY = {

@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.run.result import Run as Run
     from vitrail.run.resume import resume as resume
     from vitrail.run.train import train as train
+    from vitrail.server.http_client import client as client
+    from vitrail.server.serve import serve as serve
     from vitrail.tuning.optimize import search as search
     from vitrail.tuning.result import SearchResult as SearchResult
     from vitrail.zoo.convert import Conversion as Conversion
@@ -73,6 +75,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "WeightsInfo": "vitrail.zoo.models",
     "attention": "vitrail.insight.maps",
     "check": "vitrail.run.check",
+    "client": "vitrail.server.http_client",
     "compare": "vitrail.run.report.compare",
     "compare_heads": "vitrail.inference.head_comparison",
     "convert": "vitrail.zoo.convert",
@@ -86,6 +89,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "report": "vitrail.run.report.make",
     "resume": "vitrail.run.resume",
     "search": "vitrail.tuning.optimize",
+    "serve": "vitrail.server.serve",
     "train": "vitrail.run.train",
     "verify": "vitrail.inference.verify",
 }
@@ -116,6 +120,7 @@ __all__ = [
     "WeightsInfo",
     "attention",
     "check",
+    "client",
     "compare",
     "compare_heads",
     "convert",
@@ -129,6 +134,7 @@ __all__ = [
     "report",
     "resume",
     "search",
+    "serve",
     "train",
     "verify",
 ]

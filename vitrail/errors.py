@@ -17,3 +17,7 @@ class UserError(ValueError):
 
 class OutOfResources(UserError):
     """The system ran out of memory or file handles: the file itself may be intact."""
+
+
+class TooLarge(UserError):
+    """A file or image that exceeds a limit."""

@@ -32,6 +32,7 @@ VERBS = (
     "evaluate",
     "predict",
     "explain",
+    "serve",
     "head",
     "search",
     "report",

@@ -37,7 +37,7 @@ from vitrail.data.pixels import (
     convert_channels,
     convert_pixels,
 )
-from vitrail.errors import OutOfResources, UserError
+from vitrail.errors import OutOfResources, TooLarge, UserError
 
 MAX_BYTES = 256 * 2**20  # of a file: larger ones are not photos, and would exhaust memory
 MAX_PIXELS = 100_000_000  # width x height; a 17 kB PNG can declare more than this
@@ -466,7 +466,7 @@ def check_array_shape(shape: tuple[int, ...], dtype: np.dtype[Any], max_pixels: 
         raise UserError(f"an array of shape {shape}; wanted (height, width, channels)")
     check_pixel_count(shape[1], shape[0], max_pixels)
     if math.prod(shape) > (limit := MAX_ARRAY_CHANNELS * max_pixels):
-        raise UserError(f"an array of shape {shape} exceeds the limit of {limit} values")
+        raise TooLarge(f"an array of shape {shape} exceeds the limit of {limit} values")
     if dtype.kind not in "buf" or (dtype.kind == "u" and dtype.itemsize > 2):
         raise UserError(f"an array of {dtype}; wanted uint8, uint16, bool or floats")
 
@@ -475,12 +475,12 @@ def check_file_size(size: int, limit: int) -> None:
     if size == 0:
         raise UserError("empty file")
     if size > limit:
-        raise UserError(f"{size / 2**20:.0f} MB, over the limit of {limit / 2**20:.0f} MB")
+        raise TooLarge(f"{size / 2**20:.0f} MB, over the limit of {limit / 2**20:.0f} MB")
 
 
 def check_pixel_count(width: int, height: int, limit: int) -> None:
     if width * height > limit:
-        raise UserError(
+        raise TooLarge(
             f"{width} x {height} is {width * height / 1e6:.0f} megapixels, "
             f"over the limit of {limit / 1e6:g}"
         )

@@ -1,0 +1,155 @@
+"""The queue: batches of what waits, refusals by predicted wait, callers who hang up."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.server.conftest import picture
+from tests.server.test_limits import post
+from vitrail.server.batching import Refusal
+from vitrail.server.model import ServedModel
+
+JPEG = picture()
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Forward passes that take as long as the test says; their batch sizes."""
+    real, sizes, gate = ServedModel.logits, [], threading.Event()
+
+    def logits(self, batch):
+        sizes.append(len(batch))
+        gate.wait(10)
+        return real(self, batch)
+
+    monkeypatch.setattr(ServedModel, "logits", logits)
+    return sizes, gate
+
+
+@pytest.fixture(scope="module")
+def crowd(start):
+    return start(batch=4, max_wait=1000.0)
+
+
+def wait_until(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_what_waits_is_taken_together_up_to_the_limit(crowd, slow):
+    sizes, gate = slow
+    batcher = crowd.server.service.batcher
+    with ThreadPoolExecutor(10) as pool:
+        first = pool.submit(crowd.call, "/predict", JPEG)
+        wait_until(lambda: sizes == [1])
+        others = [pool.submit(crowd.call, "/predict", JPEG) for _ in range(9)]
+        wait_until(lambda: len(batcher.waiting) == 9)
+        gate.set()
+        assert {one.result().status for one in (first, *others)} == {200}
+    assert sizes == [1, 4, 4, 1]
+
+
+def test_a_caller_who_hangs_up_leaves_the_queue(crowd, slow):
+    sizes, gate = slow
+    batcher = crowd.server.service.batcher
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(crowd.call, "/predict", JPEG)
+        wait_until(lambda: sizes == [1])
+        with crowd.connect() as link:
+            link.sendall(post(JPEG))
+            wait_until(lambda: len(batcher.waiting) == 1)
+        wait_until(lambda: batcher.images == 1)
+        gate.set()
+        assert first.result().status == 200
+    time.sleep(0.05)
+    assert sizes == [1]  # nothing was computed for the caller who left
+
+
+def test_live_answers_and_ready_comes_first_while_the_model_is_busy(crowd, slow):
+    sizes, gate = slow
+    batcher = crowd.server.service.batcher
+    with ThreadPoolExecutor(8) as pool:
+        pool.submit(crowd.call, "/predict", JPEG)
+        wait_until(lambda: sizes == [1])
+        waiting = [pool.submit(crowd.call, "/predict", JPEG) for _ in range(2)]
+        wait_until(lambda: len(batcher.waiting) == 2)
+        crowd.server.service.probe_task = None
+        ready = pool.submit(crowd.call, "/ready")
+        wait_until(lambda: len(batcher.waiting) == 3)
+        assert batcher.waiting[0].first
+        assert crowd.call("/live", timeout=1).status == 200
+        gate.set()
+        assert ready.result().status == 200 and waiting[0].result().status == 200
+
+
+def test_overload_is_refused_before_the_body_is_read(start, slow):
+    _, gate = slow
+    gate.set()
+    server = start(max_wait=0.5)
+    gate.clear()
+    batcher = server.server.service.batcher
+    batcher.seconds = 0.2
+    with ThreadPoolExecutor(4) as pool:
+        accepted = [pool.submit(server.call, "/predict", JPEG)]
+        wait_until(lambda: batcher.images == 1)
+        accepted.append(pool.submit(server.call, "/predict", JPEG))
+        wait_until(lambda: batcher.images == 2)
+        with server.connect() as link:
+            link.sendall(post(b"", length=10**6))  # the body itself is never sent
+            head = link.recv(4096)
+        assert b" 429 " in head[:20] and b"\r\nretry-after: 1\r\n" in head
+        batcher.seconds = 2.0
+        answer = server.call("/predict", JPEG)
+        assert answer.status == 429 and answer.headers["retry-after"] == "6"  # 3 x 2 s - 0.5 s
+        assert "retry in 6 s" in answer.json["error"]
+        gate.set()
+        assert [one.result().status for one in accepted] == [200, 200]
+    assert server.call("/predict", JPEG).status == 200  # an idle server takes any request
+
+
+def test_slow_senders_do_not_count_for_long(crowd):
+    batcher = crowd.server.service.batcher
+    batcher.reading = {object(): time.monotonic() - 2.0 for _ in range(100)}
+    assert batcher.predict_wait() == pytest.approx(batcher.seconds)
+    batcher.reading = {object(): time.monotonic() for _ in range(100)}
+    assert batcher.predict_wait() == pytest.approx(101 * batcher.seconds)
+    batcher.reading = {}
+
+
+def test_one_huge_image_does_not_close_the_server(crowd):
+    batcher = crowd.server.service.batcher
+    batcher.seconds, batcher.last_done = 0.01, time.monotonic() - 100
+    batcher.busy_since = batcher.last_done
+    batcher._measure(1, time.monotonic())
+    assert batcher.seconds == pytest.approx(0.9 * 0.01 + 0.1 * 0.04)
+
+
+def test_explanations_have_a_lane_of_their_own(crowd, monkeypatch):
+    explainer, gate = crowd.server.service.explainer, threading.Event()
+    monkeypatch.setattr(explainer, "features", lambda *_: gate.wait(10) and {"features": []})
+    with ThreadPoolExecutor(10) as pool:
+        running = [pool.submit(crowd.call, "/features", JPEG) for _ in range(8)]
+        wait_until(lambda: explainer.waiting == 8)
+        assert crowd.call("/predict", JPEG).status == 200
+        refused = crowd.call("/features", JPEG)
+        assert refused.status == 429 and int(refused.headers["retry-after"]) >= 1
+        gate.set()
+        assert {one.result().status for one in running} == {200}
+
+
+def test_explanations_and_predictions_do_not_mix(crowd):
+    """Explanations hook into modules; predictions at the same time must not be recorded."""
+    expected = crowd.call("/explain", JPEG).json
+    with ThreadPoolExecutor(4) as pool:
+        busy = [pool.submit(crowd.call, "/predict", JPEG) for _ in range(40)]
+        found = [pool.submit(crowd.call, "/explain", JPEG) for _ in range(3)]
+        assert {one.result().status for one in busy} == {200}
+        assert all(one.result().json == expected for one in found)
+
+
+def test_the_wait_is_a_whole_number_of_seconds():
+    assert [Refusal(wait).retry_after for wait in (-1, 0.2, 1.2, 1e9)] == [1, 1, 2, 60]
