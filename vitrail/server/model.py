@@ -193,7 +193,7 @@ def load_served(
     import vitrail
 
     path = find_model(given, engine)
-    weights = find_weights(path)
+    weights = collect_weight_files(path)
     before = file_states(weights)
     sha256 = hash_files(weights)
     classifier = vitrail.load(path, device=device)
@@ -201,7 +201,7 @@ def load_served(
         raise UserError(f"{path} was changed while it was loaded; try again")
     model = ServedModel(
         path=path,
-        name=name_model(given),
+        name=name_served_model(given),
         sha256=sha256,
         classifier=classifier,
         engine=name_engine(classifier),
@@ -232,7 +232,7 @@ def find_model(path: str, engine: EngineName) -> str:
     )
 
 
-def find_weights(path: str) -> list[Path]:
+def collect_weight_files(path: str) -> list[Path]:
     """The files that hold the weights."""
     if Path(path).suffix.lower() in SUFFIXES.values():
         beside = Path(path).with_suffix(".bin")  # the weights of OpenVINO
@@ -268,7 +268,7 @@ def hash_files(paths: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def name_model(path: str) -> str:
+def name_served_model(path: str) -> str:
     """The run or file by which clients call the model."""
     place = Path(path)
     own = place.resolve() if place.exists() else place

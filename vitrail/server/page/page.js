@@ -70,7 +70,9 @@ async function explain() {
   }
   if (one !== shown || target !== one.target) return;
   fillModes();
-  chooseMode(isHeatmap() || state.mode !== "patch" ? state.mode : one.explanations.get(target).method);
+  const first = one.explanations.size === 1 && !state.pinned;
+  chooseMode(first ? one.explanations.get(target).method : state.mode);
+  if (first && isHeatmap()) move(hottest(heatmap()));
 }
 
 let erasing = false;
@@ -112,6 +114,11 @@ function attentionRow(layer, head, cell) {
   const query = map * (count + 1) + (state.mode === "query" ? 0 : 1 + cell);
   const levels = packed.levels.subarray(query * count, (query + 1) * count);
   return { values: Array.from(levels, (level) => level / 255), max: packed.rowMax[query], prefix: packed.prefixes[query] };
+}
+
+function hottest(map) {
+  const values = map.values.flat();
+  return values.indexOf(Math.max(...values));
 }
 
 const explanation = () => shown?.explanations.get(shown.target);
@@ -233,8 +240,8 @@ function chooseMode(mode) {
   press($("modes").children, (button) => button.dataset.mode === state.mode);
   const map = heatmap();
   if (map) {
-    const specific = map.class_specific ? ` for ${explanation().class.label}` : "; the same for every class";
-    $("summary").textContent = `${map.summary}${map.class_specific ? specific : ""}.`;
+    const target = map.class_specific ? ` Explained class: ${explanation().class.label}.` : "";
+    $("summary").textContent = `Heatmap: ${map.summary}.${target}`;
   } else if (state.mode === "query") $("summary").textContent = `Attention of ${shown.packed?.query ?? "[CLS]"}, from which the head predicts the class.`;
   else $("summary").textContent = "Move over the image, or tap it: colours show where the selected patch looks.";
   draw();
@@ -333,7 +340,7 @@ function fillMatrix() {
     cells.push(element("b", layer === ROLLOUT ? "rollout" : String(layer), "side"));
     for (const head of heads) cells.push(packed.index.has(`${layer} ${head}`) ? mapButton(layer, head) : element("span"));
   }
-  $("matrix").style.gridTemplateColumns = `auto repeat(${heads.length}, minmax(26px, 54px))`;
+  $("matrix").style.gridTemplateColumns = `max-content repeat(${heads.length}, minmax(26px, 54px))`;
   $("matrix").replaceChildren(...cells);
   $("layers").hidden = false;
   if (state.layer === undefined || !packed.index.has(`${state.layer} ${state.head}`)) {
