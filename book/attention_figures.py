@@ -38,6 +38,7 @@ LINES = {  # colours of Okabe and Ito, distinct for every kind of colour vision
     "relevance": "#0072b2",
     "occlusion": "#d55e00",
     "gradient-rollout": "#56b4e9",
+    "grad-cam": "#e69f00",
     "attention": "#009e73",
     "rollout": "#cc79a7",
 }

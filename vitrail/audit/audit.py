@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vitrail.audit.duplicates import DuplicateGroups, Groups, find_duplicates
 from vitrail.audit.findings import Finding, class_imbalance, find_issues
 from vitrail.audit.scan import FORMATS, UNUSUAL, Scan, scan_images
-from vitrail.data.source import SPLITS, Source
+from vitrail.data.source import SPLITS, Source, count_labels
 from vitrail.display.text import format_count, printable
 
 
@@ -177,10 +177,7 @@ def audit_scan(scan: Scan, *, skip_broken: bool = False) -> Audit:
 
 def count_classes(source: Source) -> NDArray[np.int64]:
     """Images of each class (rows) in each of SPLITS (columns)."""
-    columns = [
-        np.bincount(source.labels[source.splits == split], minlength=len(source.classes))
-        for split in SPLITS
-    ]
+    columns = [count_labels(source, np.flatnonzero(source.splits == split)) for split in SPLITS]
     return np.stack(columns, axis=1)
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from vitrail.audit.perceptual_hash import group_similar
 from vitrail.audit.scan import Scan
+from vitrail.data.source import label_keys
 
 Groups = list[list[int]]  # indices of items that belong together, in order
 
@@ -24,6 +25,7 @@ class DuplicateGroups:
 def find_duplicates(scan: Scan) -> DuplicateGroups:
     """Compares all readable images; images of a single colour are never near-duplicates."""
     source, rows = scan.source, scan.rows
+    labels = label_keys(source)
     content = number_rows(rows["content_hash"])
     readable, hashed, small = map(scan.items, ("readable", "hashed", "small"))
     same = group_by_key(content[readable], readable)
@@ -35,7 +37,7 @@ def find_duplicates(scan: Scan) -> DuplicateGroups:
             part for group in same for part in partition(group, source.splits) if len(part) > 1
         ],
         leaks=[group for group in same if values_differ(group, source.splits)],
-        conflicts=[group for group in same if values_differ(group, source.labels)],
+        conflicts=[group for group in same if values_differ(group, labels)],
         near_duplicates=near,
         near_leaks=[group for group in near if values_differ(group, source.splits)],
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vitrail.audit.duplicates import DuplicateGroups, Groups, partition
 from vitrail.audit.scan import FORMATS, UNUSUAL, Scan
-from vitrail.data.source import SPLITS, Source
+from vitrail.data.source import SPLITS, Source, label_keys
 from vitrail.display.text import format_count
 
 Severity = Literal["error", "warning", "note"]  # training fails; results suffer; information only
@@ -96,7 +96,7 @@ def check_duplicates(found: DuplicateGroups, source: Source) -> Iterator[Finding
             "warning",
             f"{format_count(len(groups), 'image')} with more than one label",
             "keep the correct label and remove the other copies: no model can learn both",
-            interleave_groups(groups, source.labels),
+            interleave_groups(groups, label_keys(source)),
             "label",
         )
     if groups := found.near_leaks:

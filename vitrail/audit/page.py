@@ -13,7 +13,7 @@ from vitrail.audit.audit import Audit, count_values
 from vitrail.audit.findings import Finding, Group
 from vitrail.audit.scan import MIN_HASHED_SIDE
 from vitrail.data.preview import load_or_none
-from vitrail.data.source import SPLITS
+from vitrail.data.source import SPLITS, has_label, label_names
 from vitrail.display.page import data_uri, load_templates, make_thumbnail, pick_evenly
 from vitrail.display.progress import progress_bar
 
@@ -84,7 +84,7 @@ class AuditAlbum:
         return {
             "path": self.source.ids[item],
             "split": str(self.source.splits[item]),
-            "label": self.source.classes[self.source.labels[item]],
+            "label": label_names(self.source, item),
             "size": f"{row['width']} x {row['height']}",
             **make_thumbnail(load_or_none(self.source, item)),
         }
@@ -128,7 +128,7 @@ class AuditAlbum:
         readable = np.zeros(len(self.source), bool)
         readable[self.scan.items("readable")] = True
         for label in pick_evenly(np.arange(len(self.source.classes)), SAMPLED_CLASSES):
-            items = np.flatnonzero(readable & (self.source.labels == label))
+            items = np.flatnonzero(readable & has_label(self.source, label))
             if len(items):
                 yield self.source.classes[label], pick_evenly(items, SAMPLES)
 

@@ -10,6 +10,7 @@ from vitrail.cli.flags import (
     ColumnNames,
     Data,
     Device,
+    Labels,
     OptionalInt,
     OptionalPath,
     SkipBroken,
@@ -41,6 +42,7 @@ def check(
     device: Device = "auto",
     json: Switch = False,
     columns: ColumnNames = NO_COLUMNS,
+    labels: Labels = None,
 ) -> None:
     """Check a data set before training on it.
 
@@ -62,6 +64,7 @@ def check(
         workers=workers,
         device=device,
         columns=given_settings(columns),
+        labels=labels,
     )
     if json:
         print(as_json.dumps(result.to_dict(), indent=1))
@@ -130,6 +133,7 @@ def print_classes(console: "Console", audit: "Audit") -> None:
 
 def describe_examples(audit: "Audit", finding: "Finding") -> Iterator[str]:
     """One line for each of the first groups of a finding."""
+    from vitrail.data.source import label_names
     from vitrail.display.text import printable
 
     source = audit.source
@@ -138,7 +142,7 @@ def describe_examples(audit: "Audit", finding: "Finding") -> Iterator[str]:
         path = printable(source.ids[item])
         if finding.differs == "split":
             return f"{path} ({source.splits[item]})"
-        label = printable(source.classes[source.labels[item]])
+        label = printable(label_names(source, item))
         return f"{path} ({label})" if finding.differs else path
 
     for group in finding.groups[:EXAMPLES_SHOWN]:

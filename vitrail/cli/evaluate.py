@@ -81,6 +81,9 @@ def print_evaluation(document: dict[str, Any], *, raw: bool = False) -> None:
 
     console = Console(highlight=False)
     low, high = document["interval"]
+    if document.get("labels") == "multi":
+        print_multi_label(console, document)
+        return
     console.print(
         f"accuracy [bold]{document['accuracy']:.1%}[/], 95 % interval {low:.1%} to {high:.1%}, "
         f"on {document['images']:,} images ({document['split']})"
@@ -98,6 +101,20 @@ def print_evaluation(document: dict[str, Any], *, raw: bool = False) -> None:
             guess = f"{one['predicted']} ({one['probability']:.0%})"
             line = printable(f"{one['path']}: {one['label']} predicted as {guess}")
             console.print(f"  {line}", markup=False)
+
+
+def print_multi_label(console: "Console", document: dict[str, Any]) -> None:
+    """The scores of a multi-label model."""
+    low, high = document["interval"]
+    console.print(
+        f"mAP [bold]{document['map']:.3f}[/], micro F1 {document['micro_f1']:.3f}, macro F1 "
+        f"{document['macro_f1']:.3f}, on {document['images']:,} images ({document['split']})"
+    )
+    console.print(
+        f"exact match {document['accuracy']:.1%}, 95 % interval {low:.1%} to {high:.1%}, log-loss "
+        f"{document['log_loss']:.3f}, calibration error (ECE) {document['ece']:.3f}"
+    )
+    print_class_scores(console, document)
 
 
 def describe_temperature(temperature: float | None, raw: bool) -> str:

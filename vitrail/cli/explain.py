@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 PAGE = "index.html"
 SAMPLE_SIZE = 32  # images that attention distances and token norms are averaged over
+MAX_LABELS = 5  # of a multi-label prediction that are explained
 NAME_LENGTH = 80  # characters of a folder's name
 
 Numbers: TypeAlias = Annotated[tuple[int, ...] | None, unset(metavar="INT [INT ...]")]
@@ -117,6 +118,18 @@ def safe_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name).strip("._")[:NAME_LENGTH] or "image"
 
 
+def explained_labels(
+    classifier: "Classifier", path: str, target: int | None
+) -> "list[int] | list[None]":
+    """The classes to explain: every predicted label of a multi-label model, else one class."""
+    if target is not None:
+        return [target]
+    if classifier.predictor.multi_label is None:
+        return [None]
+    labels = classifier.predict(path).labels or ()
+    return [one.index for one in labels[:MAX_LABELS]] or [None]
+
+
 def explain_images(
     classifier: "Classifier", paths: Sequence[str], out: Path, options: dict[str, Any], npz: bool
 ) -> list[dict[str, Any]]:
@@ -138,14 +151,18 @@ def explain_images(
             except UserError as error:
                 lines.append({"path": path, "error": str(error)})
             else:
-                explanation = classifier.explain(path, max_bytes=max_bytes, **options)
-                folder = out / unused_name(safe_name(Path(path).stem), names)
-                written = write_figures(explanation, folder, options["layers"], npz)
-                label, probability = explanation.top[0]
-                lines.append({"path": path, "label": label, "probability": probability})
-                lines[-1]["files"] = list(map(str, written))
-                if len(on_page) < MAX_IMAGES:
-                    on_page.append(explanation)
+                for target in explained_labels(classifier, path, options["target"]):
+                    wanted = {**options, "target": target}
+                    explanation = classifier.explain(path, max_bytes=max_bytes, **wanted)
+                    folder = out / unused_name(safe_name(Path(path).stem), names)
+                    written = write_figures(explanation, folder, options["layers"], npz)
+                    label, probability = explanation.top[0]
+                    if target is not None and classifier.predictor.multi_label is not None:
+                        label, probability = explanation.target, explanation.probability
+                    lines.append({"path": path, "label": label, "probability": probability})
+                    lines[-1]["files"] = list(map(str, written))
+                    if len(on_page) < MAX_IMAGES:
+                        on_page.append(explanation)
             advance(1)
     if on_page:
         files.write_file(out / PAGE, explanation_page(on_page))

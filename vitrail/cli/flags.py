@@ -23,7 +23,7 @@ from typing import (
 
 import tyro
 
-from vitrail.data.config import Columns
+from vitrail.data.config import Columns, LabelKind
 from vitrail.model.config import ViTConfig
 from vitrail.zoo import weights
 
@@ -194,6 +194,13 @@ HeadFile: TypeAlias = Annotated[
 Normalisation: TypeAlias = Annotated[
     weights.Normalisation | None,
     unset(help="mean and std that foreign weights expect, if their file does not say"),
+]
+Labels: TypeAlias = Annotated[
+    LabelKind | None,
+    tyro.conf.arg(
+        name="data.labels",
+        help="labels per image: single, or multi, any number of them (default: single)",
+    ),
 ]
 Raw: TypeAlias = Annotated[
     bool,

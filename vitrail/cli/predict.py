@@ -167,7 +167,8 @@ def print_csv(results: Iterator[Result]) -> bool:
             complete = False
             table.writerow([path, "", "", str(result)])
         else:
-            table.writerow([path, result.label, f"{result.probability:.6f}", ""])
+            labels = ";".join(one.label for one in result.listed[: None if result.labels else 1])
+            table.writerow([path, labels, f"{result.probability:.6f}", ""])
     return complete
 
 
@@ -181,6 +182,6 @@ def print_table(results: Iterator[Result]) -> bool:
             complete = False
             print(printable(f"error: {path}: {result}"), file=sys.stderr)
         else:
-            guesses = "  ".join(f"{guess.label} {guess.probability:.1%}" for guess in result.top)
-            print(printable(f"{path}  {guesses}"), flush=True)
+            guesses = "  ".join(f"{one.label} {one.probability:.1%}" for one in result.listed)
+            print(printable(f"{path}  {guesses or 'no label'}"), flush=True)
     return complete

@@ -124,4 +124,10 @@ def describe_accuracies(metrics: dict[str, Any]) -> Iterator[str]:
         if score := metrics[split]:
             low, high = score["interval"]
             interval = f"95 % interval {low:.1%} to {high:.1%}"
-            yield f"{name} accuracy {score['accuracy']:.1%} ({interval})"
+            if "map" in score:
+                yield (
+                    f"{name} mAP {score['map']:.3f}, micro F1 {score['micro_f1']:.3f}, "
+                    f"exact match {score['accuracy']:.1%} ({interval})"
+                )
+            else:
+                yield f"{name} accuracy {score['accuracy']:.1%} ({interval})"

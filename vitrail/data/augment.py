@@ -206,7 +206,7 @@ def mixup_or_cutmix(
         images, weight = cutmix(images, partner, weight, rng)
     else:
         images = images * weight + images[partner] * (1 - weight)
-    one_hot = F.one_hot(labels, classes).float()
+    one_hot = labels if labels.ndim == 2 else F.one_hot(labels, classes).float()
     return images, one_hot * weight + one_hot[partner] * (1 - weight)
 
 

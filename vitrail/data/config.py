@@ -13,6 +13,7 @@ MIN_CROP = 0.05  # a smaller ratio would resize images to more than 20 times `si
 Policy = Literal["none", "trivial", "rand"]
 Interpolation = Literal["bilinear", "bicubic"]
 PixelType = Literal["uint8", "uint16", "float32"]
+LabelKind = Literal["single", "multi"]
 
 # Mean and standard deviation of red, green and blue that published weights expect.
 NORMALISATIONS = {
@@ -144,6 +145,7 @@ class Columns:
     path: str = "path"  # name of the column with image paths
     label: str = "label"  # name of the column with class labels
     split: str | None = None  # name of the column with train, val or test (default: "split" if any)
+    separator: str | None = None  # between the labels of a multi-label cell (default: ; | or ,)
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -156,6 +158,7 @@ class Columns:
 class DataConfig:
     augment: Augment = field(default_factory=Augment)  # augmentation of training images
     columns: Columns = field(default_factory=Columns)  # column names of a table
+    labels: LabelKind | None = None  # labels per image: single, or multi, any number of them
     balanced: bool = False  # sample every class equally often, whatever its number of images
     skip_broken: bool = False  # skip unreadable images and report how many
     workers: int | None = None  # worker processes for loading (default: one per core, at most 8)
@@ -163,6 +166,12 @@ class DataConfig:
     disk_gb: float | None = None  # disk for decoded images beyond RAM (default: half of free space)
 
     def __post_init__(self) -> None:
+        if self.labels not in (None, *get_args(LabelKind)):
+            raise UserError(f"labels is {self.labels!r}; choose single or multi")
+        if self.labels == "multi" and self.balanced:
+            raise UserError(
+                "balanced sampling needs one label per image; use `train.class_weights=True`"
+            )
         for name in ("workers", "cache_gb", "disk_gb"):
             number = getattr(self, name)
             if number is not None and not 0 <= number <= 1e9:

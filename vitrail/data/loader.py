@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, eq=False)
 class Batch:
     images: Tensor  # float32 (B, C, H, W), normalised
-    labels: Tensor  # int64 (B,)
+    labels: Tensor  # int64 (B,); multi-label: float32 (B, K) of 0 and 1
     targets: Tensor  # the labels; after mixup or CutMix class probabilities, float (B, K)
     items: Items  # indices of the images in the source
     step: int
@@ -286,7 +286,8 @@ class Loader:
         return normalise(self.preprocess, images.to(self.device, non_blocking=non_blocking))
 
     def _labels(self, items: Items) -> Tensor:
-        return torch.from_numpy(self.source.labels[items]).to(self.device)
+        labels = torch.from_numpy(self.source.labels[items])
+        return (labels.float() if labels.ndim == 2 else labels).to(self.device)
 
 
 def describe_broken(broken: Broken) -> str:

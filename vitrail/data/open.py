@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from vitrail import files
-from vitrail.data.config import Columns
+from vitrail.data.config import Columns, LabelKind
 from vitrail.data.source import Source
 from vitrail.data.sources import builtin, folder, shards, table
 from vitrail.data.sources.catalogue import DATASETS
@@ -22,6 +22,7 @@ def open_data(
     *,
     columns: Mapping[str, str] | Columns | None = None,
     classes: Sequence[str] | None = None,
+    labels: LabelKind | None = None,
     split: bool = True,
     progress: bool = True,
 ) -> Source:
@@ -33,6 +34,9 @@ def open_data(
         columns: names of the columns of a table, such as `{"label": "species"}`.
         classes: class names of a model, in its order. Labels must be among them, or be their
             indices from 0. By default the labels found are the classes, in natural order.
+        labels: "multi" if an image may have any number of labels: in a table label cells with a
+            separator, JSON lists or a column of 0 and 1 for each class; in a folder the same image
+            in several class folders. "single" accepts class names that contain a separator.
         split: assign images without a given split to train, val and test. If false, they all
             become "test" and any number of images and classes is valid, as for evaluation.
         progress: show a progress bar on stderr if it is a terminal.
@@ -47,6 +51,8 @@ def open_data(
         (1797, ('0', '1', '2'))
     """
     names = make_columns(columns)
+    if labels not in (None, *get_args(LabelKind)):
+        raise UserError(f"`labels` is {labels!r}; choose single or multi")
     settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
     if not str(data):
         raise UserError(describe_unknown("", False, tuple(DATASETS)))
@@ -57,16 +63,18 @@ def open_data(
     except OSError as error:
         raise UserError(f"cannot open {data}: {files.describe_os_error(error)}") from error
     if is_file and path.suffix.lower() in TABLE_SUFFIXES:
-        return table.open_table(path, columns=names, **settings)
+        return table.open_table(path, columns=names, labels=labels, **settings)
     if names != DEFAULT_COLUMNS:
         raise UserError(f"{data} is not a table; omit `data.columns`")
+    if labels == "multi" and (data in DATASETS or tars):
+        raise UserError(f"{data} has one label per image; omit `data.labels`")
     if isinstance(data, str) and data in DATASETS:
         return builtin.open_builtin(data, **settings)
     if not is_folder:
         raise UserError(describe_unknown(str(data), path.exists(), tuple(DATASETS)))
     if tars:
         return shards.open_shards(path, tars, **settings)
-    return folder.open_folder(path, **settings)
+    return folder.open_folder(path, labels=labels, **settings)
 
 
 def make_columns(columns: Mapping[str, str] | Columns | None) -> Columns:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.data.config import DataConfig, Preprocess
+from vitrail.data.config import DataConfig, PixelType, Preprocess
 from vitrail.data.image import load_image
 from vitrail.data.loader import Batch, Loader, count_repeats
 from vitrail.data.pixels import Pixels
@@ -24,7 +25,7 @@ class MemorySource:
 
     name: str
     classes: tuple[str, ...]
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     splits: NDArray[np.str_]
     ids: Sequence[str]
     images: list[bytes | np.ndarray]  # encoded files or pixels
@@ -43,13 +44,15 @@ class MemorySource:
         return len(self.images)
 
     def __getitem__(self, index: int) -> Item:
-        return Item(self.images[index], int(self.labels[index]), self.ids[index])
+        return Item(self.images[index], self.labels[index], self.ids[index])
 
 
 def choose_per_class(source: Source, usable: NDArray[np.bool_], limit: int = 8) -> list[int]:
     """Returns the first usable training image of every class, then the second, up to `limit`."""
     items = np.flatnonzero(usable & (source.splits == "train"))
     labels = source.labels[items]
+    if labels.ndim == 2:
+        labels = labels.argmax(axis=1)  # the first label of each
     chosen: list[int] = items[np.lexsort((labels, count_repeats(labels)))][:limit].tolist()
     return chosen
 
@@ -57,7 +60,7 @@ def choose_per_class(source: Source, usable: NDArray[np.bool_], limit: int = 8) 
 def load_into_memory(source: Source, items: Sequence[int]) -> MemorySource:
     """Reads some images of a source; all of them become training images."""
     chosen = [source[item] for item in items]
-    labels = np.array([item.label for item in chosen], np.int64)
+    labels = source.labels[np.asarray(items, np.int64)]
     splits = np.full(len(chosen), "train", "<U5")
     ids, images = [item.id for item in chosen], [item.content for item in chosen]
     return MemorySource(source.name, source.classes, labels, splits, ids, images)
@@ -106,9 +109,11 @@ def interleave(batches: list[Tensor]) -> Tensor:
     return torch.stack(batches, 1).flatten(0, 1)
 
 
-def load_or_none(source: Source, item: int, channels: int | None = None) -> Pixels | None:
+def load_or_none(
+    source: Source, item: int, channels: int | None = None, pixels: PixelType | None = None
+) -> Pixels | None:
     """Returns the pixels of one item; None if it cannot be read."""
     try:
-        return load_image(source[item].content, channels, None)
+        return load_image(source[item].content, channels, pixels)
     except UserError:
         return None

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ class Item:
     """One labelled image as the data set stores it; `load_image` decodes its content."""
 
     content: bytes | np.ndarray  # an encoded file, or pixels (height, width, channels)
-    label: int
+    label: Any  # class index; multi-label: a row of 0 and 1
     id: str  # a stable name: "cat/1.jpg", "train-000.tar:0007", "cifar10/train/00017"
     suffix: str = ""  # of the file name, in lower case: ".jpg"; empty without a file
 
@@ -45,7 +45,8 @@ class Source(Protocol):
     def classes(self) -> tuple[str, ...]: ...
 
     @property
-    def labels(self) -> NDArray[np.int64]: ...
+    def labels(self) -> NDArray[Any]:
+        """The class index of each item; multi-label: (items, classes) of 0 and 1."""
 
     @property
     def splits(self) -> NDArray[np.str_]:
@@ -71,6 +72,44 @@ class Source(Protocol):
 
     def __getitem__(self, index: int) -> Item:
         """Reads one item; a `UserError` says why it cannot be read, without naming it."""
+
+
+def is_multi_label(source: Source) -> bool:
+    """Whether an image may have any number of labels."""
+    return source.labels.ndim == 2
+
+
+def count_labels(source: Source, items: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number of these items that have each class."""
+    labels = source.labels[items]
+    if labels.ndim == 2:
+        counts: NDArray[np.int64] = labels.sum(axis=0, dtype=np.int64)
+        return counts
+    return np.bincount(labels, minlength=len(source.classes))
+
+
+def label_keys(source: Source) -> NDArray[np.int64]:
+    """A number for each item, equal for items with the same labels."""
+    if not is_multi_label(source):
+        keys: NDArray[np.int64] = source.labels
+        return keys
+    return np.unique(source.labels, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def has_label(source: Source, label: int) -> NDArray[np.bool_]:
+    """Whether each item has this class."""
+    mask: NDArray[np.bool_] = (
+        source.labels[:, label] > 0 if is_multi_label(source) else source.labels == label
+    )
+    return mask
+
+
+def label_names(source: Source, item: int) -> str:
+    """The label of an item, or its labels separated by commas."""
+    label = source.labels[item]
+    if np.ndim(label) == 0:
+        return source.classes[int(label)]
+    return ", ".join(source.classes[index] for index in np.flatnonzero(label)) or "none"
 
 
 def split_indices(source: Source, split: Split | Literal["all"]) -> NDArray[np.int64]:

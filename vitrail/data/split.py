@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.reading.contents import expect_reads
-from vitrail.data.source import Source
+from vitrail.data.source import Source, count_labels, is_multi_label
 from vitrail.data.sources.index_cache import load_arrays, save_arrays
 from vitrail.data.sources.names import PackedNames
 from vitrail.display.progress import progress_bar
@@ -45,7 +45,8 @@ def assign_splits(source: AnySource, *, split: bool, progress: bool) -> AnySourc
     given = source.splits
     if not split:
         return replace(source, splits=np.where(given == "", "test", given))
-    if len(source.classes) < 2:
+    multi = is_multi_label(source)
+    if len(source.classes) < 2 and not multi:
         raise UserError(
             f"{source.name} has only one class, {source.classes[0]!r}; training needs at least 2"
         )
@@ -56,22 +57,23 @@ def assign_splits(source: AnySource, *, split: bool, progress: bool) -> AnySourc
     elif kinds == {"train", "test"}:
         held_out = ("val",)
     labels = source.labels[pool]
-    check_training_counts(source, labels)
+    check_training_counts(source, pool)
     if not held_out:
         return source
     hashes = hash_items(source, pool, progress=progress)[:, :8].copy().view(">u8")[:, 0]
     splits = np.where(given == "", "train", given).astype("<U5")
-    splits[pool] = split_by_hash(hashes.astype(np.uint64), labels, source.classes, held_out)
+    divide = split_labels_by_hash if multi else split_by_hash
+    splits[pool] = divide(hashes.astype(np.uint64), labels, source.classes, held_out)
     return replace(source, splits=splits)
 
 
-def check_training_counts(source: Source, labels: NDArray[np.int64]) -> None:
-    if not len(labels):
+def check_training_counts(source: Source, items: NDArray[np.int64]) -> None:
+    if not len(items):
         raise UserError(
             f"{source.name} has no training images, only {source.splits[0]} images; "
             f"add a train split"
         )
-    counts = np.bincount(labels, minlength=len(source.classes))
+    counts = count_labels(source, items)
     if not counts.all():
         name = source.classes[int(counts.argmin())]
         raise UserError(
@@ -114,6 +116,37 @@ def split_by_hash(
                 f"remove the copies"
             )
     splits: NDArray[np.str_] = np.array([*held_out, "train"], dtype="<U5")[rank]
+    return splits
+
+
+def split_labels_by_hash(
+    hashes: NDArray[np.uint64],
+    labels: NDArray[np.uint8],
+    classes: Sequence[str],
+    held_out: Sequence[str],
+) -> NDArray[np.str_]:
+    """The same for images with any number of labels; copies get the same split.
+
+    A split without a positive of a class gets the lowest hash of that class from the largest
+    split, rare classes first, so that every split contains every class.
+    """
+    distinct, inverse = np.unique(hashes, return_inverse=True)
+    hot = np.zeros((len(distinct), len(classes)), bool)
+    np.logical_or.at(hot, inverse, labels.astype(bool))
+    rank = np.minimum(distinct // np.uint64(TENTH), len(held_out)).astype(np.int64)
+    for number in np.argsort(hot.sum(axis=0), kind="stable").tolist():
+        positives = np.flatnonzero(hot[:, number])
+        if len(positives) <= len(held_out):
+            raise UserError(
+                f"class {classes[number]!r} has {len(positives)} different positive "
+                f"image{'s' * (len(positives) != 1)}; it needs at least {len(held_out) + 1}, for "
+                f"train and {' and '.join(held_out)}"
+            )
+        for wanted in range(len(held_out) + 1):
+            counts = np.bincount(rank[positives], minlength=len(held_out) + 1)
+            if not counts[wanted]:
+                rank[positives[rank[positives] == counts.argmax()][0]] = wanted
+    splits: NDArray[np.str_] = np.array([*held_out, "train"], dtype="<U5")[rank[inverse]]
     return splits
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vitrail.exporting.engine import PixelKind
     from vitrail.exporting.export import Export, FormatName
     from vitrail.inference.evaluate import Evaluation, EvaluationSplit
+    from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation
     from vitrail.insight.explanation import Explanation
     from vitrail.model.vit import ViT
 
@@ -92,6 +93,7 @@ class Classifier:
             preprocess=preprocess,
             device=self.device,
             temperature=self.metadata.temperature,
+            multi_label=self.metadata.labelling(len(self.classes)),
             training_data=self.metadata.data,
         )
 
@@ -186,7 +188,7 @@ class Classifier:
         skip_broken: bool = False,
         columns: Mapping[str, str] | None = None,
         raw: bool = False,
-    ) -> "Evaluation":
+    ) -> "Evaluation | MultiLabelEvaluation":
         """Measures accuracy and calibration on labelled images.
 
         Args:
@@ -225,8 +227,8 @@ class Classifier:
         Args:
             image: path, bytes, PIL image or array
             target: name or index of the class to explain; by default the predicted one
-            method: relevance, gradient-rollout, rollout, attention or occlusion; best is the most
-                faithful of the first four on this image
+            method: relevance, gradient-rollout, grad-cam, rollout, attention or occlusion; best is
+                the most faithful of the first five on this image
             occlusion: compute occlusion too, which takes hundreds of forward passes
             layers: blocks whose attention is drawn; by default a selection
             heads: attention heads that are drawn; by default all
@@ -258,7 +260,17 @@ class Classifier:
             heads=heads,
             max_bytes=MAX_BYTES if max_bytes is None else max_bytes,
             temperature=None if raw else self.temperature,
+            multi_label=self._link(raw),
         )
+
+    def _link(self, raw: bool) -> "tuple[Sequence[float], Sequence[float]] | None":
+        """Slope and intercept of each label of a multi-label model; None for others."""
+        labelling = self.predictor.multi_label
+        if labelling is None:
+            return None
+        if raw:
+            return [1.0] * len(self.classes), [0.0] * len(self.classes)
+        return labelling.slopes, labelling.intercepts
 
     def export(
         self,

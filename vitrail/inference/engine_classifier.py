@@ -87,6 +87,7 @@ class EngineClassifier(Classifier):
             engine=self.engine,
             classes=self.classes,
             preprocess=self.preprocess,
+            multi_label=self.metadata.labelling(len(self.classes)),
             temperature=self.metadata.temperature,
             training_data=self.metadata.data,
         )

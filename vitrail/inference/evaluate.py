@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.data.config import Columns, DataConfig
+from vitrail.data.config import Columns, DataConfig, LabelKind
 from vitrail.data.loader import Loader
 from vitrail.data.open import (
     DEFAULT_COLUMNS,
@@ -21,12 +21,20 @@ from vitrail.data.open import (
     open_data,
     resolve_data,
 )
-from vitrail.data.source import SPLITS, Source, fingerprint, split_indices
+from vitrail.data.source import (
+    SPLITS,
+    Source,
+    count_labels,
+    fingerprint,
+    is_multi_label,
+    split_indices,
+)
 from vitrail.display.progress import progress_bar
 from vitrail.display.text import format_accuracy, format_count, format_percent, truncate
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import compute_logits
+from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation, score_multi_label
 from vitrail.inference.predictor import Predictor
 from vitrail.inference.torch_predictor import TorchPredictor
 from vitrail.training.learner import compute_dtype
@@ -148,13 +156,15 @@ def evaluate(
     batch: int = 64,
     skip_broken: bool = False,
     raw: bool = False,
-) -> Evaluation:
+) -> Evaluation | MultiLabelEvaluation:
     """Measures a predictor on one split of a data set with the predictor's classes."""
     with progress_bar("evaluating", len(split_indices(source, split))) as advance:
         logits, labels, ids = _compute_split_logits(
             predictor, source, split, batch, skip_broken, advance
         )
     classes = predictor.classes
+    if predictor.multi_label is not None:
+        return score_multi_label(logits, labels, classes, predictor.multi_label, split, raw)
     temperature = 1.0 if raw or predictor.temperature is None else predictor.temperature
     predicted = logits.argmax(dim=1)
     confidence = metrics.calibrated_softmax(logits, temperature).amax(dim=1)
@@ -203,7 +213,7 @@ def open_evaluation_data(
         held_out = len(split_indices(source, "test"))
         split = "test" if 0 < held_out < len(source) or is_training_data else "all"
         changed = fingerprint(source) != checksum if is_training_data else split == "all"
-        if checksum and changed and len(np.unique(source.labels)) == len(source.classes):
+        if checksum and changed and has_all_classes(source):
             log.warning(
                 f"{source.name} has the classes of the training data but differs from it: "
                 f"some of these images may be training images, which would raise the accuracy"
@@ -230,20 +240,29 @@ def _open_with_classes(
     if columns or Path(data).suffix.lower() in TABLE_SUFFIXES:
         names = make_columns({**trained.columns, **(columns or {})})
     is_training_data = trained.source == resolve_data(data)
-    source = open_data(data, columns=names, classes=predictor.classes, split=is_training_data)
+    labels: LabelKind | None = "multi" if predictor.multi_label is not None else None
+    source = open_data(
+        data, columns=names, classes=predictor.classes, labels=labels, split=is_training_data
+    )
     if not is_training_data and (moved := _open_moved_data(source, data, names, checksum)):
         return moved, True
     return source, is_training_data
+
+
+def has_all_classes(source: Source) -> bool:
+    """Whether every class has an image."""
+    return bool(count_labels(source, np.arange(len(source))).all())
 
 
 def _open_moved_data(
     source: Source, data: str | Path, columns: Columns, checksum: str | None
 ) -> Source | None:
     """The training data with its splits, if the source has its checksum; else None."""
-    if checksum is None or len(np.unique(source.labels)) < len(source.classes):
+    if checksum is None or not has_all_classes(source):
         return None
     try:
-        moved = open_data(data, columns=columns)
+        labels: LabelKind | None = "multi" if is_multi_label(source) else None
+        moved = open_data(data, columns=columns, labels=labels)
     except UserError:  # too few images to be split
         return None
     return moved if fingerprint(moved) == checksum else None

@@ -35,6 +35,7 @@ from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
     from vitrail.inference.evaluate import Evaluation, EvaluationSplit
+    from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation
 
 # Long annotations are quoted, so that `help` shows the names and not what they stand for.
 
@@ -182,7 +183,7 @@ class FeatureClassifier:
         skip_broken: bool = False,
         columns: Mapping[str, str] | None = None,
         raw: bool = False,
-    ) -> "Evaluation":
+    ) -> "Evaluation | MultiLabelEvaluation":
         """Measures accuracy and calibration on labelled images, like `Classifier.evaluate`.
 
         >>> from sklearn.neighbors import NearestCentroid

@@ -42,6 +42,7 @@ class Prediction:
     index: int  # its position in `Classifier.classes`
     probability: float  # calibrated, if the model file has a temperature and `raw` is false
     top: tuple[ClassProbability, ...]  # the most likely classes in descending order
+    labels: tuple[ClassProbability, ...] | None = None  # multi-label: those above their thresholds
 
     def to_dict(self) -> dict[str, Any]:
         """What `vitrail predict --json` prints for an image, without the path.
@@ -49,16 +50,29 @@ class Prediction:
         >>> list(vitrail.load("runs/digits-1").predict("digit.png").to_dict())
         ['label', 'index', 'probability', 'top']
         """
-        return asdict(self)
+        document = asdict(self)
+        if self.labels is None:
+            del document["labels"]
+        return document
+
+    @property
+    def listed(self) -> tuple[ClassProbability, ...]:
+        """What people read: every label above its threshold, or else the most likely classes.
+
+        >>> prediction = vitrail.load("runs/digits-1").predict("digit.png", top=3)
+        >>> prediction.listed == prediction.top
+        True
+        """
+        return self.top if self.labels is None else self.labels
 
     def __repr__(self) -> str:
-        likely = ", ".join(f"{one.label} {one.probability:.1%}" for one in self.top)
-        return f"Prediction({likely})"
+        likely = ", ".join(f"{one.label} {one.probability:.1%}" for one in self.listed)
+        return f"Prediction({likely or 'no label'})"
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td>{escape(one.label)}</td><td>{one.probability:.1%}</td></tr>"
-            for one in self.top
+            for one in self.listed
         )
         return f"<table><tr><th>class</th><th>probability</th></tr>{rows}</table>"
 

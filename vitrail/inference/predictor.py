@@ -18,7 +18,7 @@ from vitrail.inference.prediction import (
     check_temperature,
     name_image_in_errors,
 )
-from vitrail.zoo.metadata import TrainingData
+from vitrail.zoo.metadata import MultiLabel, TrainingData
 
 Array = NDArray[Any]  # float32 but for bytes that an engine normalises itself
 
@@ -37,6 +37,7 @@ class Predictor(ABC):
     classes: tuple[str, ...]
     preprocess: Preprocess
     temperature: float | None = None  # divides the logits; None: not fitted
+    multi_label: MultiLabel | None = None  # None: one class per image
     training_data: TrainingData = field(default_factory=TrainingData)
 
     def __post_init__(self) -> None:
@@ -57,12 +58,28 @@ class Predictor(ABC):
         # sorted by logits: a high temperature may round two probabilities to the same number
         order = np.argsort(-logits, kind="stable")[: max(1, top)].tolist()
         values = self.softmax(logits, raw).tolist()
-        likely = tuple(
-            ClassProbability(label=self.classes[i], index=i, probability=values[i]) for i in order
-        )
+        if self.multi_label is not None:
+            order = sorted(range(len(values)), key=lambda i: -values[i])[: max(1, top)]
+
+        def listing(indices: Iterable[int]) -> tuple[ClassProbability, ...]:
+            return tuple(
+                ClassProbability(label=self.classes[i], index=i, probability=values[i])
+                for i in indices
+            )
+
+        likely, labels = listing(order), None
+        if self.multi_label is not None:
+            calibrated = self.softmax(logits, raw=False).tolist()
+            above = [p >= t for p, t in zip(calibrated, self.multi_label.thresholds, strict=True)]
+            ranked = sorted(range(len(values)), key=lambda i: -values[i])
+            labels = listing(i for i in ranked if above[i])
         best = likely[0]
         return Prediction(
-            label=best.label, index=best.index, probability=best.probability, top=likely
+            label=best.label,
+            index=best.index,
+            probability=best.probability,
+            top=likely,
+            labels=labels,
         )
 
     def predict_images(
@@ -100,8 +117,13 @@ class Predictor(ABC):
         return np.concatenate(rows) if rows else np.empty((0, len(self.classes)), np.float32)
 
     def softmax(self, logits: Array, raw: bool) -> NDArray[np.float32]:
-        """Probabilities, calibrated unless `raw` is true."""
+        """Probabilities, calibrated unless `raw` is true; multi-label: of each label by itself."""
         scaled = logits.astype(np.float64)
+        if self.multi_label is not None:
+            if not raw:
+                scaled = scaled * self.multi_label.slopes + self.multi_label.intercepts
+            sigmoids: NDArray[np.float64] = 1 / (1 + np.exp(-scaled.clip(-700, 700)))
+            return sigmoids.astype(np.float32)
         if not raw and self.temperature is not None:
             scaled /= self.temperature
         values = np.exp(scaled - scaled.max(axis=-1, keepdims=True))

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import eval_mode
@@ -232,6 +233,31 @@ def gradient_times_attention(call: AttentionCall, gradient: Tensor) -> Iterator[
         start = stop
 
 
+# --- Grad-CAM ------------------------------------------------------------------------------------
+
+
+def grad_cam(model: ViT, x: Tensor, target: Target = None) -> Tensor:
+    """Grad-CAM on tokens (Selvaraju et al., 2017): activations times their mean gradient.
+
+    The activations are the input of the last attention: after it, the gradient of a head that
+    reads [CLS] is zero at every patch.
+    """
+    check_patches(model, x)
+    check_head(model)
+    with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
+        last = model.blocks[-1].get_submodule("attn")
+        with record_inputs([last]) as inputs:
+            logits: Tensor = model(x.detach().clone().requires_grad_())  # (B, K)
+        tokens = inputs[0][0]  # (B, N, D)
+        classes = target_classes(check_finite(logits.detach(), model, x), target)  # (B)
+        score = logits.gather(1, classes[:, None]).sum()  # images are independent of each other
+        (gradient,) = torch.autograd.grad(score, tokens)
+    with torch.no_grad():
+        weights = gradient[:, model.config.prefix :].mean(dim=1, keepdim=True)  # (B, 1, D)
+        heatmap = (weights * tokens).sum(dim=-1)  # (B, N)
+        return check_finite(reshape_to_grid(model, x, heatmap.clamp(min=0)), model, x)
+
+
 # --- occlusion -----------------------------------------------------------------------------------
 
 
@@ -243,13 +269,14 @@ def occlusion(
     without: Literal["mean", "drop"] = "mean",
     batch: int = BATCH,
     progress: Progress | None = None,
+    multi_label: bool = False,
 ) -> Tensor:
     """The drop in log probability when each patch is hidden (Zeiler and Fergus, 2014); any sign.
 
     A window of `window` x `window` patches slides over the image with half its side as stride; a
     patch gets the mean over all windows that hide it. None is the smallest window that needs at
     most 256 forward passes. Hidden patches take the image's mean colour ("mean"), or are removed
-    from the sequence ("drop").
+    from the sequence ("drop"). With `multi_label` each class has a probability of its own.
     """
     rows, columns = check_patches(model, x)
     check_head(model)
@@ -265,18 +292,24 @@ def occlusion(
     with eval_mode(model), torch.no_grad():
         logits = check_finite(model(x), model, x)  # (B, K)
         classes = target_classes(logits, target)  # (B)
-        before = logits.log_softmax(dim=1).gather(1, classes[:, None])  # (B, 1)
+        before = log_probabilities(logits, multi_label).gather(1, classes[:, None])  # (B, 1)
         after = torch.empty(len(x), len(masks), dtype=logits.dtype, device=x.device)  # (B, windows)
         pairs = torch.cartesian_prod(torch.arange(len(x)), torch.arange(len(masks))).to(x.device)
         for done in range(0, len(pairs), batch):
             image, mask = pairs[done : done + batch].unbind(1)
             logits = masked_logits(model, x[image], masks[mask], without)
-            after[image, mask] = logits.log_softmax(dim=1)[range(len(image)), classes[image]]
+            values = log_probabilities(logits, multi_label)
+            after[image, mask] = values[range(len(image)), classes[image]]
             if progress is not None:
                 progress(done + len(image), len(pairs))
     weight = masks.to(after.dtype)
     heatmap: Tensor = (before - after) @ weight / weight.sum(dim=0)  # (B, P)
     return heatmap.view(len(x), rows, columns)  # (B, rows, columns)
+
+
+def log_probabilities(logits: Tensor, multi_label: bool) -> Tensor:  # (B, K)
+    """Of classes that exclude each other, or of labels that are independent."""
+    return F.logsigmoid(logits) if multi_label else logits.log_softmax(dim=1)
 
 
 def smallest_window(rows: int, columns: int) -> int:
@@ -382,6 +415,7 @@ def check_patches(model: ViT, x: Tensor) -> tuple[int, int]:
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {  # the names are those of `methods.METHODS`
     "relevance": relevance,
     "gradient-rollout": gradient_rollout,
+    "grad-cam": grad_cam,
     "rollout": attention_rollout,
     "attention": last_layer_attention,
     "occlusion": occlusion,

@@ -103,13 +103,15 @@ def explain_image(
     heads: Sequence[int] | None = None,
     max_bytes: int = MAX_BYTES,
     temperature: float | None = None,
+    multi_label: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> Explanation:
     """Explains one image: `x` is the model's input (1, C, H, W), `pixels` are the image to draw.
 
     All fast methods are compared on this image. `method` "best" is the most faithful of them; for a
     given `target`, the most faithful class-specific one. `occlusion` adds the slow method.
     `layers` and `heads` are those that figures show. `temperature` calibrates the probabilities
-    `top` and `probability`; None is 1.
+    `top` and `probability`; None is 1. `multi_label` holds slope and intercept of each label, whose
+    probability is sigmoid(slope * logit + intercept).
     """
     if method not in (BEST, *METHODS):
         raise UserError(
@@ -121,12 +123,23 @@ def explain_image(
     query_attention = torch.cat(attention(model, x))[:, :, 0]  # (L, h, N)
     layer_count = max(2, MAX_MAPS // len(shown_heads)) if layers is None else len(shown_layers)
     with eval_mode(model), torch.inference_mode():
-        probabilities = (model(x)[0] / (temperature or 1)).softmax(dim=0).tolist()
+        logits = model(x)[0].double().cpu()
+    if multi_label is None:
+        probabilities = (logits / (temperature or 1)).softmax(dim=0).tolist()
+    else:
+        slopes, intercepts = torch.tensor(multi_label, dtype=torch.float64)
+        probabilities = (slopes * logits + intercepts).sigmoid().tolist()
     order = sorted(range(len(classes)), key=lambda number: -probabilities[number])
     index = order[0] if target is None else target
     names = (*FAST, "occlusion") if occlusion or method == "occlusion" else FAST
-    heatmaps = {each: explain(model, x, each, target=index) for each in names}
-    faithfulness = compare_heatmaps(model, x, heatmaps, target=index, steps=STEPS)
+    independent = multi_label is not None
+    settings = {"occlusion": {"multi_label": independent}}
+    heatmaps = {
+        each: explain(model, x, each, target=index, **settings.get(each, {})) for each in names
+    }
+    faithfulness = compare_heatmaps(
+        model, x, heatmaps, target=index, steps=STEPS, multi_label=independent
+    )
     return Explanation(
         name=name,
         pixels=pixels,

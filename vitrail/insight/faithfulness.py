@@ -92,9 +92,17 @@ def rank_methods(results: Mapping[str, Faithfulness]) -> list[tuple[str, float, 
 
 
 def compare_heatmaps(
-    model: ViT, x: Tensor, heatmaps: Mapping[str, Tensor], target: Target = None, steps: int = STEPS
+    model: ViT,
+    x: Tensor,
+    heatmaps: Mapping[str, Tensor],
+    target: Target = None,
+    steps: int = STEPS,
+    multi_label: bool = False,
 ) -> dict[str, Faithfulness]:
-    """The faithfulness of several heatmaps of the same images, with one random order for all."""
+    """The faithfulness of several heatmaps of the same images, with one random order for all.
+
+    With `multi_label` each class has a probability of its own.
+    """
     rows, columns = check_patches(model, x)
     check_head(model)
     for name, heatmap in heatmaps.items():
@@ -115,7 +123,7 @@ def compare_heatmaps(
     with eval_mode(model), torch.no_grad():
         logits = check_finite(model(x), model, x)  # (B, K)
         classes = target_classes(logits, target)  # (B)
-        random, *curves = masked_probabilities(model, x, classes, torch.stack(masks))
+        random, *curves = masked_probabilities(model, x, classes, torch.stack(masks), multi_label)
     return {
         name: Faithfulness(
             fractions=(counts / patches).cpu(),
@@ -146,7 +154,9 @@ def mask_first(ranks: Tensor, counts: Tensor) -> Tensor:  # (B, P)
     return ranks[:, None] < counts[:, None]  # (B, points, P)
 
 
-def masked_probabilities(model: ViT, x: Tensor, classes: Tensor, masks: Tensor) -> Tensor:
+def masked_probabilities(
+    model: ViT, x: Tensor, classes: Tensor, masks: Tensor, multi_label: bool
+) -> Tensor:
     """The class probability of each image under each mask (curves, B, points, P)."""
     image = torch.arange(len(x), device=x.device)[None, :, None].expand(masks.shape[:3])
     keys = torch.cat([image[..., None].int(), masks.int()], dim=-1)  # (curves, B, points, 1 + P)
@@ -156,5 +166,6 @@ def masked_probabilities(model: ViT, x: Tensor, classes: Tensor, masks: Tensor) 
     for part in distinct.split(BATCH):
         image = part[:, 0].long()  # (images)
         logits = model(mask_patches(model, x[image], part[:, 1:].bool()))  # (images, K)
-        probabilities.append(logits.softmax(dim=1).gather(1, classes[image][:, None])[:, 0])
+        values = logits.sigmoid() if multi_label else logits.softmax(dim=1)
+        probabilities.append(values.gather(1, classes[image][:, None])[:, 0])
     return torch.cat(probabilities)[inverse].view(masks.shape[:3]).float().cpu()

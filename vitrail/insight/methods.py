@@ -13,6 +13,7 @@ class Method:
 METHODS = {
     "relevance": Method(summary="attention weighted by its gradient, through all layers"),
     "gradient-rollout": Method(summary="rollout of attention weighted by its gradient"),
+    "grad-cam": Method(summary="tokens before the last attention weighted by their mean gradient"),
     "rollout": Method(
         summary="attention multiplied through all layers; class-agnostic", class_specific=False
     ),

@@ -7,10 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.config import AUGMENT_PRESETS, PixelType
+from vitrail.data.config import AUGMENT_PRESETS, LabelKind, PixelType
 from vitrail.data.image import load_image
 from vitrail.data.pixels import majority_channels, widest_type
-from vitrail.data.source import Source, sample_indices, split_indices
+from vitrail.data.source import (
+    Source,
+    count_labels,
+    is_multi_label,
+    sample_indices,
+    split_indices,
+)
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.cost import count_macs
@@ -41,12 +47,14 @@ class DataSummary:
     channels: int
     pixels: PixelType = "uint8"
     imbalance: float  # images of the largest class over those of the smallest
+    labels: LabelKind = "single"
 
     def __str__(self) -> str:
         kind = {1: "grey", 3: "colour"}.get(self.channels, f"{self.channels}-channel")
         kind = {"uint8": "", "uint16": "16-bit ", "float32": "float "}[self.pixels] + kind
         return (
-            f"{self.images:,} {kind} training images of {self.classes} classes, "
+            f"{self.images:,} {kind} training images of {self.classes} classes"
+            f"{', any number per image' if self.labels == 'multi' else ''}, "
             f"{self.side} pixels on the short side"
         )
 
@@ -74,7 +82,7 @@ def summarise(source: Source) -> DataSummary:
             f"none of {len(sample)} sampled images of {source.name} can be read; "
             f"`vitrail check` says why"
         )
-    counts = np.bincount(source.labels[train], minlength=len(source.classes))
+    counts = count_labels(source, train)
     return DataSummary(
         images=len(train),
         classes=len(source.classes),
@@ -82,6 +90,7 @@ def summarise(source: Source) -> DataSummary:
         channels=majority_channels(image.shape[2] for image in images),
         pixels=widest_type(str(image.dtype) for image in images),
         imbalance=float(counts.max() / max(1, counts.min())),
+        labels="multi" if is_multi_label(source) else "single",
     )
 
 
@@ -244,12 +253,15 @@ def choose_ema_decay(steps: float) -> float:
 
 
 def choose_data(summary: DataSummary, augment: str) -> dict[str, Any]:
-    balanced = summary.imbalance > SAMPLED_IMBALANCE
-    return {"augment": settings_to_dict(AUGMENT_PRESETS[augment]), "balanced": balanced}
+    chosen: dict[str, Any] = {"augment": settings_to_dict(AUGMENT_PRESETS[augment])}
+    if summary.labels == "multi":
+        return {**chosen, "labels": "multi"}
+    return {**chosen, "balanced": summary.imbalance > SAMPLED_IMBALANCE}
 
 
 def choose_class_weights(summary: DataSummary) -> dict[str, Any]:
-    return {"class_weights": WEIGHTED_IMBALANCE < summary.imbalance <= SAMPLED_IMBALANCE}
+    limit = math.inf if summary.labels == "multi" else SAMPLED_IMBALANCE
+    return {"class_weights": WEIGHTED_IMBALANCE < summary.imbalance <= limit}
 
 
 def explain_balancing(summary: DataSummary) -> list[str]:
@@ -257,6 +269,8 @@ def explain_balancing(summary: DataSummary) -> list[str]:
     if summary.imbalance <= WEIGHTED_IMBALANCE:
         return []
     how = "balanced sampling" if summary.imbalance > SAMPLED_IMBALANCE else "class weights"
+    if summary.labels == "multi":
+        how = "positive weights"
     return [f"{how}: the largest class is {summary.imbalance:.1f} times the smallest"]
 
 

@@ -14,6 +14,7 @@ from vitrail import files
 from vitrail.audit.audit import Audit, BrokenImage, audit_data
 from vitrail.audit.findings import Finding
 from vitrail.audit.page import render_audit
+from vitrail.data.config import LabelKind
 from vitrail.data.open import open_data
 from vitrail.data.preview import choose_per_class, preview_augmentation
 from vitrail.data.source import Source
@@ -198,6 +199,7 @@ def check(
     workers: int | None = None,
     device: str = "auto",
     columns: Mapping[str, str] | None = None,
+    labels: LabelKind | None = None,
 ) -> DataCheck:
     """Examines every image of a data set, and plans a training on it.
 
@@ -213,6 +215,7 @@ def check(
         workers: processes that decode images; by default one per core, at most 8
         device: that training would use; "auto" picks a GPU if there is one
         columns: the columns of a table, such as {"label": "species"}
+        labels: "multi" if images have any number of labels, "single" if names contain separators
 
     >>> vitrail.check("photos").to_dict()["images"]
     24
@@ -222,7 +225,9 @@ def check(
     chosen = pick_device(device)
     if augmented is not None and Path(augmented).suffix.lower() != ".png":
         raise UserError(f"`augmented` is {augmented}; give a file name that ends in .png")
-    source = open_data(data, columns=columns) if isinstance(data, str | Path) else data
+    source = (
+        open_data(data, columns=columns, labels=labels) if isinstance(data, str | Path) else data
+    )
     for path, name in ((out, "out"), (augmented, "augmented")):
         if path is not None:
             check_target(source, path, name)  # before the images are read, which may take minutes

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vitrail import files
-from vitrail.data.config import Columns
+from vitrail.data.config import Columns, LabelKind
 from vitrail.data.open import open_data
 from vitrail.data.source import Source, fingerprint
 from vitrail.errors import UserError
@@ -12,9 +12,13 @@ from vitrail.run.storage.folder import DATA
 from vitrail.training.distributed import World
 
 
-def open_on_all_ranks(data: str, columns: Columns, world: World) -> Source:
+def open_on_all_ranks(
+    data: str, columns: Columns, labels: LabelKind | None, world: World
+) -> Source:
     """Opens the data set on every rank; on the leader first, which may download it."""
-    return world.leader_first(lambda: open_data(data, columns=columns, progress=world.is_leader))
+    return world.leader_first(
+        lambda: open_data(data, columns=columns, labels=labels, progress=world.is_leader)
+    )
 
 
 def shared_fingerprint(source: Source, world: World) -> str:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from vitrail.data.loader import Loader
-from vitrail.data.source import split_indices
+from vitrail.data.source import count_labels, is_multi_label, split_indices
 from vitrail.errors import UserError
+from vitrail.evaluation import multi_label
 from vitrail.evaluation.metrics import accuracy, log_loss
 from vitrail.run.progress import Progress
 from vitrail.run.recipe import Recipe
@@ -91,6 +92,7 @@ class Driver:
                 start=done,
                 patches=self.recipe.patches,
                 class_weights=self.class_weights(),
+                multi_label=is_multi_label(self.loader.source),
                 world=self.world,
                 stop=signals,
             )
@@ -105,8 +107,11 @@ class Driver:
         if not self.recipe.train.class_weights:
             return None
         source = self.loader.source
-        labels = torch.from_numpy(source.labels[split_indices(source, "train")])
-        return loop.balanced_class_weights(torch.bincount(labels, minlength=len(source.classes)))
+        train = split_indices(source, "train")
+        counts = torch.from_numpy(count_labels(source, train))
+        if is_multi_label(source):
+            return loop.positive_weights(counts, len(train))
+        return loop.balanced_class_weights(counts)
 
     def record_step(self, step: loop.Step) -> None:
         """Updates the progress, and logs the step if it is due."""
@@ -117,7 +122,9 @@ class Driver:
         progress.epoch_correct += step.correct
         progress.epoch_images += step.images
         self.recorder.advance(step.number)
-        comparable = step.number == 1 and not config.class_weights  # a weighted loss differs anyway
+        # a weighted loss differs anyway, and so does that of several labels
+        comparable = step.number == 1 and not config.class_weights
+        comparable = comparable and not is_multi_label(self.loader.source)
         if comparable and (hint := loop.first_loss_hint(step.loss, self.recipe.vit.classes)):
             self.recorder.print(hint)
         if step.number % config.log_every == 0 or step.number in (1, config.steps):
@@ -148,9 +155,9 @@ class Driver:
         line |= {"val_loss": None, "val_accuracy": None}
         if epoch % self.recipe.train.evaluate_every == 0 or step == self.recipe.train.steps:
             scores = self.evaluate()
-            line |= {name: scores[name] for name in ("val_loss", "val_accuracy")}
+            line |= {name: value for name, value in scores.items() if name.startswith("val_")}
             new = Best(
-                val_accuracy=scores["val_accuracy"],
+                val_accuracy=scores.get("val_map", scores["val_accuracy"]),
                 val_loss=scores["val_loss"],
                 epoch=epoch,
                 step=step,
@@ -208,6 +215,13 @@ class Driver:
 
 def score_validation(outputs: SplitOutputs | None) -> dict[str, Any]:
     assert outputs is not None  # the leader has them
+    if outputs.labels.ndim == 2:
+        return {
+            "val_loss": multi_label.log_loss(outputs.logits, outputs.labels),
+            "val_accuracy": multi_label.exact_match(outputs.logits > 0, outputs.labels),
+            "val_map": multi_label.mean_average_precision(outputs.logits, outputs.labels),
+            "images": len(outputs.labels),
+        }
     return {
         "val_loss": log_loss(outputs.logits, outputs.labels),
         "val_accuracy": accuracy(outputs.logits, outputs.labels),

@@ -9,8 +9,9 @@ from typing import Any
 
 from vitrail import files
 from vitrail.data.loader import Loader
-from vitrail.data.source import Split
+from vitrail.data.source import Split, is_multi_label
 from vitrail.evaluation.metrics import accuracy, fit_temperature, wilson_interval
+from vitrail.inference.multi_label_evaluation import fit_labelling, score_multi_label
 from vitrail.model.vit import ViT
 from vitrail.run.drive import Driver
 from vitrail.run.progress import Progress
@@ -25,6 +26,7 @@ from vitrail.run.terminal import Terminal
 from vitrail.training.distributed import World
 from vitrail.training.learner import Learner, compute_dtype
 from vitrail.zoo.file import load_model, save_model
+from vitrail.zoo.metadata import MultiLabel
 from vitrail.zoo.reference import compute_reference, describe_reference
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ def describe_model(recipe: Recipe, loader: Loader, fingerprint: str) -> dict[str
         "name": recipe.model,
         "classes": list(source.classes),
         "channels": recipe.preprocess.channels,
+        "labels": "multi" if is_multi_label(source) else "single",
         "preprocess": recipe.preprocess.to_dict(),
         "data": {
             "name": source.name,
@@ -123,6 +126,8 @@ def write_results(
 ) -> dict[str, Any]:
     """Writes model, predictions and metrics; the metrics come last, as they mark the end."""
     scores: dict[str, Any] = {"val": None, "test": None}
+    if is_multi_label(loader.source):
+        return write_multi_label_results(folder, model, loader, metadata, metrics, outputs)
     temperature, splits = None, {}
     for split, found in outputs.items():
         assert found is not None  # the leader has them
@@ -140,6 +145,34 @@ def write_results(
     origin = predictions.describe_predictions(loader.source, checksum, splits, temperature)
     stored = Predictions(splits=splits, metadata=origin | environment)
     predictions.save_predictions(folder, stored)
+    metrics = {**metrics, **scores}
+    files.write_file(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
+    return metrics
+
+
+def write_multi_label_results(
+    folder: Path,
+    model: ViT,
+    loader: Loader,
+    metadata: dict[str, Any],
+    metrics: dict[str, Any],
+    outputs: Mapping[Split, SplitOutputs | None],
+) -> dict[str, Any]:
+    """The same for images with any number of labels; their predictions are not stored."""
+    scores: dict[str, Any] = {"val": None, "test": None}
+    classes = tuple(loader.source.classes)
+    labelling = MultiLabel.uncalibrated(len(classes))
+    for split, found in outputs.items():
+        assert found is not None  # the leader has them
+        if split == "val":
+            labelling = fit_labelling(found.logits, found.labels)
+        result = score_multi_label(found.logits, found.labels, classes, labelling, split)
+        names = ("map", "micro_f1", "macro_f1", "accuracy", "interval")
+        scores[split] = {name: result.to_dict()[name] for name in names}
+    reference = describe_reference(compute_reference(model, loader.preprocess))
+    results = {"multi_label": asdict(labelling), "metrics": scores, "reference": reference}
+    environment = {"environment": predictions.describe_environment()}
+    save_model(folder / MODEL, model, {**metadata, **results, **environment})
     metrics = {**metrics, **scores}
     files.write_file(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics

@@ -100,9 +100,14 @@ def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, An
     return flat
 
 
-def table_columns(table: Mapping[str, Any]) -> Columns:
-    """The column names of a data table, needed before the other settings can be chosen."""
-    return settings_from_dict(Recipe, {"data": table.get("data", {})}).data.columns
+def data_settings(table: Mapping[str, Any]) -> DataConfig:
+    """The settings with which data is opened, needed before the others can be chosen."""
+    wanted = {
+        name: value
+        for name, value in table.get("data", {}).items()
+        if name in ("columns", "labels")
+    }
+    return settings_from_dict(Recipe, {"data": wanted}).data
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:

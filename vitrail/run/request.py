@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import files
-from vitrail.data.config import Columns
+from vitrail.data.config import Columns, LabelKind
 from vitrail.data.source import Source, Split
 from vitrail.errors import UserError
-from vitrail.run.recipe import Recipe, check_settings, merge_settings, read_recipe, table_columns
+from vitrail.run.recipe import Recipe, check_settings, data_settings, merge_settings, read_recipe
 from vitrail.training.distributed import World
 
 OnEpoch = Callable[[dict[str, Any]], None]  # an exception that it raises ends the run
@@ -39,7 +39,12 @@ class Request:
     @property
     def columns(self) -> Columns:
         """The names of the columns of a data table."""
-        return table_columns(self.settings)
+        return data_settings(self.settings).columns
+
+    @property
+    def labels(self) -> LabelKind | None:
+        """Labels per image, as far as the caller says."""
+        return data_settings(self.settings).labels
 
     @property
     def start_from(self) -> str:

@@ -95,7 +95,7 @@ def resume_run(
         recipe = settings_from_dict(
             Recipe, world.on_leader(lambda: settings_to_dict(read_stored(folder, skip_broken)))
         )
-        source = open_on_all_ranks(recipe.source, recipe.data.columns, world)
+        source = open_on_all_ranks(recipe.source, recipe.data.columns, recipe.data.labels, world)
         target = pick_device(device, world.local_rank)
         loader = make_loader(recipe, source, target, world)
         checksum = shared_fingerprint(source, world)

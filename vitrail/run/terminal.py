@@ -67,6 +67,8 @@ class Terminal:
         if line["val_accuracy"] is None:
             return
         self.validation = f"  validation accuracy {line['val_accuracy']:.1%}"
+        if "val_map" in line:
+            self.validation = f"  validation mAP {line['val_map']:.3f}"
         if not self.bar and time.monotonic() - self.last_line >= EPOCH_INTERVAL:
             self.last_line = time.monotonic()
             self.print(

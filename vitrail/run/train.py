@@ -122,7 +122,7 @@ def start_run(
     """Starts a run in a new folder, or resumes the one that this torchrun has started."""
     world.on_leader(lambda: check_output(out, options, world.launch_id))
     if source is None:
-        source = open_on_all_ranks(request.data, request.columns, world)
+        source = open_on_all_ranks(request.data, request.columns, request.labels, world)
     earlier = world.on_leader(lambda: find_restarted_run(out, source, world.launch_id))
     if earlier and world.on_leader(lambda: (Path(earlier) / RECIPE).is_file()):
         return resume_run(Path(earlier), request.device, options, world)

@@ -21,6 +21,7 @@ from vitrail.training.schedule import learning_rate, patches_to_keep
 Batch = tuple[Tensor, Tensor]  # images; class indices (B,) or class probabilities (B, K)
 
 HIGH_FIRST_LOSS = 0.5  # above ln(classes): initial weights differ in their loss by far less
+MAX_POSITIVE_WEIGHT = 20.0  # of the loss of positives in a multi-label training
 LOW_FIRST_LOSS = 0.75  # times ln(classes): untrained weights do not get this low by chance
 
 
@@ -62,6 +63,7 @@ def train_steps(
     start: int = 0,
     patches: int = 0,
     class_weights: Tensor | None = None,
+    multi_label: bool = False,
     world: World = SINGLE,
     stop: Sized = (),
 ) -> Iterator[Step]:
@@ -69,13 +71,16 @@ def train_steps(
 
     The RNG is seeded by seed, step and rank, so it is enough that `batches` starts with the batch
     of step `start`. Patch dropout needs `patches`, their number in an image; the model is then
-    called with `keep`. Each rank of `world` gets its own part of every batch, of any size. All
-    ranks end before the next step once `stop` is not empty on one of them.
+    called with `keep`. With `multi_label`, the loss is the binary cross-entropy of each class and
+    `class_weights` weight the positives. Each rank of `world` gets its own part of every batch, of
+    any size. All ranks end before the next step once `stop` is not empty on one of them.
     """
     if config.drop_patches and not patches:
         raise UserError("patch dropout needs `patches`, the number of patches; give it")
     model, optimizer = learner.model, learner.optimizer
-    objective = partial(cross_entropy, smoothing=config.smoothing, class_weights=class_weights)
+    criterion = binary_cross_entropy if multi_label else cross_entropy
+    objective = partial(criterion, smoothing=config.smoothing, class_weights=class_weights)
+    count_right = count_exact if multi_label else count_correct
     for step, (images, targets) in zip(range(start, total), batches, strict=False):
         count, stopped = world.all_reduce(len(images), len(stop))
         if stopped:
@@ -95,7 +100,9 @@ def train_steps(
         divisor = count / world.size  # DDP averages the gradients of all ranks
         with report_out_of_memory(len(images), config.accumulate), world.report_lost_peers():
             parts = split_batch(learner, images, targets, config.accumulate)
-            sums = accumulate_gradients(learner, wrapped, predict, objective, parts, divisor)
+            sums = accumulate_gradients(
+                learner, wrapped, predict, objective, parts, divisor, count_right
+            )
         totals = reduce_gradients(learner, *sums, world)
         if not math.isfinite(totals.loss) or (totals.overflow and learner.scaler.get_scale() <= 1):
             bad_images = world.all_reduce(int((~images.isfinite()).sum()))[0] > 0
@@ -152,6 +159,7 @@ def accumulate_gradients(
     objective: Callable[[Tensor, Tensor], Tensor],
     parts: list[Batch],
     divisor: float,
+    count_right: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Backpropagates all micro-batches; returns the mean loss and the number correct."""
     total, correct = torch.zeros((2,), device=learner.device)
@@ -162,7 +170,7 @@ def accumulate_gradients(
             loss = objective(logits, targets) / divisor
             learner.scaler.scale(loss).backward()
         total = total + loss.detach()
-        correct = correct + count_correct(logits.detach(), targets)
+        correct = correct + count_right(logits.detach(), targets)
     return total, correct
 
 
@@ -193,6 +201,24 @@ def count_correct(logits: Tensor, targets: Tensor) -> Tensor:
     return (logits.argmax(dim=1) == labels).sum()
 
 
+def count_exact(logits: Tensor, targets: Tensor) -> Tensor:
+    """Images all of whose labels are predicted, at probability 0.5; with mixup, rounded targets."""
+    return ((logits > 0) == (targets > 0.5)).all(dim=1).sum()
+
+
+def binary_cross_entropy(
+    logits: Tensor, targets: Tensor, smoothing: float, class_weights: Tensor | None
+) -> Tensor:
+    """The mean over the classes, summed over the images; `class_weights` weight the positives."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    weight = None if class_weights is None else class_weights.to(logits)
+    targets = targets * (1 - smoothing) + smoothing / 2
+    losses = F.binary_cross_entropy_with_logits(
+        logits, targets, pos_weight=weight, reduction="none"
+    )
+    return losses.mean(dim=1).sum()
+
+
 def cross_entropy(
     logits: Tensor, targets: Tensor, smoothing: float, class_weights: Tensor | None
 ) -> Tensor:
@@ -207,6 +233,11 @@ def cross_entropy(
 def balanced_class_weights(counts: Tensor) -> Tensor:
     """Inverse class frequencies, scaled so that the mean weight of an image is 1."""
     return counts.sum() / (len(counts) * counts.clamp(min=1))
+
+
+def positive_weights(counts: Tensor, images: int) -> Tensor:
+    """Negatives over positives of each class, from 1 to 20: rare positives count more."""
+    return ((images - counts) / counts.clamp(min=1)).clamp(1, MAX_POSITIVE_WEIGHT)
 
 
 @contextmanager

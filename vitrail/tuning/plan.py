@@ -70,7 +70,7 @@ def make_plan(
     """
     dimensions = read_space(space) if space else None
     check_lengths(request, dimensions or {})
-    source = open_data(request.data, columns=request.columns)
+    source = open_data(request.data, columns=request.columns, labels=request.labels)
     if not len(split_indices(source, "val")):
         raise UserError(
             f"{source.name} has no validation images, which a search needs to select settings; "

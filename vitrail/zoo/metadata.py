@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -58,6 +59,27 @@ class Reference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MultiLabel:
+    """How the logits of a multi-label model become labels, class by class."""
+
+    thresholds: tuple[float, ...]  # probability from which a label is predicted
+    slopes: tuple[float, ...]  # the probability is sigmoid(slope * logit + intercept)
+    intercepts: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        counts = {len(self.thresholds), len(self.slopes), len(self.intercepts)}
+        numbers = (*self.thresholds, *self.slopes, *self.intercepts)
+        if len(counts) > 1 or not all(map(math.isfinite, numbers)):
+            raise UserError("multi_label needs a threshold, slope and intercept for each class")
+
+    @classmethod
+    def uncalibrated(cls, classes: int) -> "MultiLabel":
+        """Plain sigmoids, and labels from a probability of 0.5."""
+        ones = (1.0,) * classes
+        return cls(thresholds=(0.5,) * classes, slopes=ones, intercepts=(0.0,) * classes)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Metadata:
     """What a model file says about its model.
 
@@ -71,6 +93,8 @@ class Metadata:
     preprocess: Preprocess | None = None  # None: unknown
     data: TrainingData = field(default_factory=TrainingData)
     temperature: float | None = None  # divides logits; None: not fitted
+    labels: str = "single"  # labels per image: single, or multi, any number of them
+    multi_label: MultiLabel | None = None  # None: single-label, or not fitted
     best: Best | None = None
     environment: dict[str, Any] = field(default_factory=dict)  # versions and machine of the run
     checksums: Checksums | None = None  # None: an older version wrote the file
@@ -81,6 +105,19 @@ class Metadata:
     def __post_init__(self) -> None:
         if self.temperature is not None and not self.temperature > 0:
             raise UserError(f"temperature is {self.temperature}; wanted a positive number or null")
+
+    def labelling(self, classes: int) -> MultiLabel | None:
+        """How logits become labels; None for a model that predicts one class per image."""
+        if self.labels != "multi":
+            return None
+        if self.multi_label is None:
+            return MultiLabel.uncalibrated(classes)
+        if len(self.multi_label.thresholds) != classes:
+            raise UserError(
+                f"multi_label has {len(self.multi_label.thresholds)} thresholds for {classes} "
+                f"classes; the file is damaged"
+            )
+        return self.multi_label
 
     def drop(self, *names: str) -> "Metadata":
         """The metadata without some entries of the document."""

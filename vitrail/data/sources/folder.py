@@ -10,10 +10,12 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.config import LabelKind
 from vitrail.data.image import SUFFIXES, read_file
 from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.source import Item
@@ -34,7 +36,7 @@ class FileSource:
     path: Path  # the folder or table
     root: Path  # `ids` are paths from here
     classes: tuple[str, ...]
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]  # class indices; multi-label: (images, classes) of 0 and 1
     splits: NDArray[np.str_]
     ids: PackedNames
     sizes: NDArray[np.int64]
@@ -50,7 +52,7 @@ class FileSource:
         path = os.path.join(self.root, name)
         content = self.contents.read(index, path, lambda: self._read(index, path))
         suffix = os.path.splitext(name)[1].lower()
-        return Item(content, int(self.labels[index]), name, suffix)
+        return Item(content, self.labels[index], name, suffix)
 
     def _read(self, index: int, path: str) -> bytes:
         content, size = read_file(path), int(self.sizes[index])
@@ -72,7 +74,12 @@ class Folder:
 
 
 def open_folder(
-    path: Path, *, classes: Sequence[str] | None, split: bool, progress: bool
+    path: Path,
+    *,
+    classes: Sequence[str] | None,
+    labels: LabelKind | None = None,
+    split: bool,
+    progress: bool,
 ) -> FileSource:
     """All images below class folders; the names of these folders are the classes."""
     ignored: dict[str, str] = {}
@@ -92,12 +99,16 @@ def open_folder(
             f"the images of {path} are not in class folders; "
             f"put the images of each class into a folder of their own, or list them in a table"
         )
-    labels = {name: f"folder {'/'.join(folder.parts)}" for folder, _, name in used}
-    if split and len(labels) == 1:
-        raise UserError(describe_single_class(path, folders, next(iter(labels))))
-    names, index = match_labels(labels, classes)
+    where = {name: f"folder {'/'.join(folder.parts)}" for folder, _, name in used}
+    if split and len(where) == 1:
+        raise UserError(describe_single_class(path, folders, next(iter(where))))
+    names, index = match_labels(where, classes)
     parts = [(folder, part_split, index[name]) for folder, part_split, name in used]
     source = merge_folders(path, path.resolve().name or "data", names, parts, ignored)
+    if labels == "multi":
+        from vitrail.data.sources.multi_label import merge_copies
+
+        source = merge_copies(source, progress)
     return assign_splits(source, split=split, progress=progress)
 
 

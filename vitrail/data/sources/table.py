@@ -9,11 +9,19 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from vitrail.data.config import Columns
+from vitrail.data.config import Columns, LabelKind
 from vitrail.data.sources.folder import FileSource, is_inside
+from vitrail.data.sources.multi_label import (
+    LabelCells,
+    check_single_labels,
+    encode_labels,
+    looks_binary,
+)
 from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.errors import UserError
@@ -26,13 +34,15 @@ def open_table(
     *,
     columns: Columns,
     classes: Sequence[str] | None,
+    labels: LabelKind | None,
     split: bool,
     progress: bool,
 ) -> FileSource:
     """All rows of a table; their labels are the classes, unless classes are given."""
     path = path.absolute()
-    reader = TableReader(path.parent)
-    for row, cells in read_rows(path, columns):
+    multi = labels == "multi"
+    reader = TableReader(path.parent, LabelCells(columns.separator) if multi else None)
+    for row, cells in read_rows(path, columns, multi):
         try:
             reader.add(row, *cells)
         except UserError as error:
@@ -42,14 +52,17 @@ def open_table(
     if "" in reader.splits and any(reader.splits):
         row = list(reader.paths.values())[reader.splits.index("")]
         raise UserError(f"{path.name}, row {row}: the split is missing, but other rows have one")
-    labels = {label: f"{path.name}, row {row}" for label, row in reader.first_rows.items()}
-    names, index = match_labels(labels, classes)
+    try:
+        names, numbers = reader.encode_labels(path.name, classes, sure=labels is not None)
+    except UserError as error:
+        known = str(error).startswith(path.name)
+        raise UserError(str(error) if known else f"{path.name}, {error}") from error
     source = FileSource(
         name=path.stem,
         path=path,
         root=path.parent,
         classes=names,
-        labels=np.array([index[label] for label in reader.labels], np.int64),
+        labels=numbers,
         splits=np.array(reader.splits, "<U5"),
         ids=PackedNames(reader.paths),
         sizes=np.array(reader.sizes, np.int64),
@@ -62,8 +75,10 @@ def open_table(
 class TableReader:
     """Collects rows and checks each of them."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path, cells: LabelCells | None):
         self.root = os.path.realpath(root)  # resolved, for comparisons
+        self.cells = cells  # of a multi-label table
+        self.class_columns: list[str] = []  # of a table with a column of 0 and 1 for each class
         self.real_folders: dict[str, str] = {}  # the real path of each folder
         self.paths: dict[str, int] = {}  # the row of each path
         self.first_rows: dict[str, int] = {}  # the first row of each label
@@ -77,9 +92,34 @@ class TableReader:
         if name in self.paths:
             raise UserError(f"{name} is already in row {self.paths[name]}; remove one of the rows")
         self.paths[name] = row
-        self.labels.append(parse_label(label))
-        self.first_rows.setdefault(self.labels[-1], row)
+        if self.cells is not None:
+            self.cells.add(row, label)
+            if isinstance(label, dict):
+                self.class_columns = list(label)
+        else:
+            self.labels.append(parse_label(label))
+            self.first_rows.setdefault(self.labels[-1], row)
         self.splits.append(parse_split(split))
+
+    def encode_labels(
+        self, table: str, classes: Sequence[str] | None, sure: bool
+    ) -> tuple[tuple[str, ...], NDArray[Any]]:
+        """Class names, and the class of each row; for multi-label tables a row of 0 and 1.
+
+        `sure`: the caller has said that each image has a single label.
+        """
+        if self.cells is None:
+            if not sure:
+                check_single_labels(self.first_rows)
+            where = {label: f"{table}, row {row}" for label, row in self.first_rows.items()}
+            names, index = match_labels(where, classes)
+            return names, np.array([index[label] for label in self.labels], np.int64)
+        rows = self.cells.split()
+        where = {normalise_name(name): f"{table}, column {name!r}" for name in self.class_columns}
+        for labels, row in zip(rows, self.cells.rows, strict=True):
+            for label in labels:
+                where.setdefault(label, f"{table}, row {row}")
+        return encode_labels(rows, where, classes)
 
     def add_path(self, path: object) -> str:
         """Checks that the path is a regular file below the root; returns its relative path."""
@@ -125,6 +165,10 @@ def parse_label(label: object) -> str:
         return str(label)
     if label is None or label == "":
         raise UserError("the label is missing")
+    if isinstance(label, list):
+        raise UserError(
+            f"label {label!r:.60} is a list; for several labels set `data.labels='multi'`"
+        )
     if not isinstance(label, str):
         raise UserError(f"label {label!r} is neither a string nor an integer")
     if not normalise_name(label):
@@ -143,16 +187,16 @@ def parse_split(split: object) -> str:
 Cells = tuple[object, object, object]  # path, label, split
 
 
-def read_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Cells]]:
+def read_rows(path: Path, columns: Columns, multi: bool) -> Iterator[tuple[int, Cells]]:
     """The cells of each row, and its number as a spreadsheet or an editor shows it."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".jsonl":
-                yield from read_jsonl_rows(file, path, columns)
+                yield from read_jsonl_rows(file, path, columns, multi)
             else:
                 separator = SEPARATORS[path.suffix.lower()]
                 yield from read_csv_rows(
-                    csv.reader(file, delimiter=separator, strict=True), path, columns
+                    csv.reader(file, delimiter=separator, strict=True), path, columns, multi
                 )
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: {error.reason}") from error
@@ -163,15 +207,19 @@ def read_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Cells]]:
 
 
 def read_csv_rows(
-    reader: Iterator[list[str]], path: Path, columns: Columns
+    reader: Iterator[list[str]], path: Path, columns: Columns, multi: bool
 ) -> Iterator[tuple[int, Cells]]:
     header = [name.strip() for name in next(reader, [])]
-    check_columns(header, path, columns)
+    others = [name for name in header if name not in (columns.path, columns.split or "split")]
+    by_class = columns.label not in header
     position = {name: number for number, name in enumerate(header)}
     split = position.get(columns.split or "split")
     for row, cells in enumerate(reader, 2):
         if not cells:
             continue
+        if row == 2 or by_class:
+            values = [cells[position[name]] for name in others if position[name] < len(cells)]
+            check_columns(header, path, columns, multi, looks_binary(values))
         if len(cells) != len(header):
             raise UserError(
                 f"{path.name}, row {row}: {len(cells)} columns, but the header has {len(header)}"
@@ -180,15 +228,18 @@ def read_csv_rows(
             row,
             (
                 cells[position[columns.path]],
-                cells[position[columns.label]],
+                {name: cells[position[name]] for name in others}
+                if by_class
+                else cells[position[columns.label]],
                 None if split is None else cells[split],
             ),
         )
 
 
 def read_jsonl_rows(
-    lines: Iterator[str], path: Path, columns: Columns
+    lines: Iterator[str], path: Path, columns: Columns, multi: bool
 ) -> Iterator[tuple[int, Cells]]:
+    by_class: bool | None = None  # whether each class has a column; the first row decides
     for row, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -200,21 +251,36 @@ def read_jsonl_rows(
             raise UserError(
                 f'{path.name}, row {row}: expected an object such as {{"path": ..., "label": ...}}'
             )
-        if row == 1:
-            check_columns(list(entry), path, columns)
+        keys = (columns.path, columns.split or "split")
+        others = {name: value for name, value in entry.items() if name not in keys}
+        if by_class is None:
+            by_class = columns.label not in entry
+            check_columns(list(entry), path, columns, multi, looks_binary(others.values()))
         if columns.split and columns.split not in entry:
             raise UserError(f"{path.name}, row {row}: {columns.split!r} is missing")
         cells = (
             entry.get(columns.path),
-            entry.get(columns.label),
+            others if by_class else entry.get(columns.label),
             entry.get(columns.split or "split"),
         )
         yield row, cells
 
 
-def check_columns(header: list[str], path: Path, columns: Columns) -> None:
-    """Raises unless each named column occurs exactly once."""
+def check_columns(
+    header: list[str], path: Path, columns: Columns, multi: bool, binary: bool
+) -> None:
+    """Raises unless each named column occurs exactly once.
+
+    `binary`: the other columns hold 0 or 1, as those of a multi-label table without a label column.
+    """
     for kind, name in (("path", columns.path), ("label", columns.label), ("split", columns.split)):
+        if kind == "label" and name not in header and binary:
+            if multi:
+                continue
+            raise UserError(
+                f"{path} has no column {name!r}, but columns of 0 and 1; if each of them is a "
+                f"class, set `data.labels='multi'`"
+            )
         if name is not None and header.count(name) != 1:
             problem = "more than one column" if name in header else "no column"
             raise UserError(

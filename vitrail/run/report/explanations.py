@@ -6,12 +6,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from vitrail.data.config import Preprocess
 from vitrail.data.image import load_image
 from vitrail.data.preprocess import preprocess, resize_and_crop
 from vitrail.data.source import Source
 from vitrail.display.page import data_uri, encode_image, pick_evenly, stretch_to_uint8
+from vitrail.display.text import format_percent
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.insight.explain import explain
@@ -69,6 +71,44 @@ def explain_samples(
                 "for_label": None
                 if is_correct
                 else embed_image(overlay_heatmap(pixels, for_label[number].numpy())),
+            }
+        )
+    return samples
+
+
+def explain_labels(
+    model: ViT,
+    settings: Preprocess,
+    source: Source,
+    items: NDArray[np.int64],
+    likely: Tensor,
+    confidence: Tensor,
+    labels: Tensor,
+    classes: tuple[str, ...],
+) -> list[dict[str, Any]]:
+    """Images of a multi-label run with the heatmap of their most likely label."""
+    indices = pick_evenly(np.arange(len(items)), SAMPLES)
+    samples = []
+    for index in indices:
+        try:
+            content = source[int(items[index])].content
+            image = load_image(content, settings.channels, settings.pixels)
+            x = preprocess(settings, image)[None]
+            heatmap = explain(model, x, METHOD, target=likely[index : index + 1])[0].numpy()
+        except UserError:  # an image has become unreadable, or the model has too few patches
+            continue
+        pixels, target = stretch_to_uint8(resize_and_crop(settings, image)), int(likely[index])
+        names = [classes[k] for k in labels[index].nonzero()[:, 0].tolist()]
+        samples.append(
+            {
+                "path": source.ids[int(items[index])],
+                "correct": bool(labels[index, target]),
+                "label": classes[target] if labels[index, target] else ", ".join(names) or "none",
+                "predicted": classes[target],
+                "confidence": format_percent(float(confidence[index]) % 1),
+                "image": embed_image(to_rgb(pixels)),
+                "for_predicted": embed_image(overlay_heatmap(pixels, heatmap)),
+                "for_label": None,
             }
         )
     return samples

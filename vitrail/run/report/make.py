@@ -30,6 +30,7 @@ from vitrail.run import auto
 from vitrail.run.build import make_loader
 from vitrail.run.report.explanations import explain_samples
 from vitrail.run.report.gallery import MAX_TABLE_CLASSES
+from vitrail.run.report.multi_label import evaluate_for_report
 from vitrail.run.report.page import (
     ReportFigure,
     evaluated_split,
@@ -107,8 +108,12 @@ def write_report(folder: str | Path, loader: Loader | None = None) -> Report:
     weights = record.folder / MODEL
     trained = load_model(weights) if weights.is_file() else None
     source, missing = (loader.source, "") if loader is not None else reopen_data(record, trained)
-    predictions = complete_predictions(record, trained, source, loader)
+    is_multi = record.recipe.data.labels == "multi"
+    multi = evaluate_for_report(record, trained, source, loader) if is_multi else None
+    predictions = None if is_multi else complete_predictions(record, trained, source, loader)
     drawn = draw_figures(record, trained, predictions)
+    if multi is not None:
+        drawn["cooccurrence"] = convert_figure("cooccurrence", multi.draw_cooccurrence())
     if trained is not None and record.metrics is not None:
         drawn |= draw_model_figures(trained[0], record, source)
     if source is not None and (augmented := draw_augmented_sheet(record, source)) is not None:
@@ -118,7 +123,7 @@ def write_report(folder: str | Path, loader: Loader | None = None) -> Report:
         paths.append(record.folder / FIGURES / f"{figure.name}.png")
         files.write_file(paths[-1], figure.png)
     explanations = explain_predictions(trained, record, source, predictions)
-    page = render_report(record, predictions, source, missing, drawn, explanations)
+    page = render_report(record, predictions, source, missing, drawn, explanations, multi)
     path = record.folder / REPORT
     files.write_file(path, page)
     return Report(path=path, figures=paths, has_images=source is not None, missing=missing)
@@ -130,7 +135,9 @@ def reopen_data(record: Record, trained: TrainedModel | None) -> tuple[Source | 
     if name in DATASETS and not is_present(name):
         return None, f"the data set {name} is not on this machine"
     try:
-        source = open_data(name, columns=record.recipe.data.columns)
+        source = open_data(
+            name, columns=record.recipe.data.columns, labels=record.recipe.data.labels
+        )
     except UserError as error:
         return None, str(error)
     if trained is not None and trained[1].data.fingerprint != fingerprint(source):
@@ -225,7 +232,7 @@ def draw_model_figures(
     if source is None:
         return drawn
     items = pick_evenly(split_indices(source, "val"), DISTANCE_IMAGES)
-    images = [load_or_none(source, item, settings.channels) for item in items]
+    images = [load_or_none(source, item, settings.channels, settings.pixels) for item in items]
     if inputs := [preprocess(settings, image) for image in images if image is not None]:
         learned = gallery.distance_figure(model, torch.stack(inputs))
         drawn[learned.name] = convert_figure(learned.name, learned.figure, svg=False)
@@ -265,6 +272,9 @@ def accuracy_chart(record: Record, trained: TrainedModel | None) -> Chart:
     train, val = epoch_points(record, "train_accuracy"), epoch_points(record, "val_accuracy")
     best = trained[1].best if trained else None
     marks = [Mark(x=best.step, y=best.val_accuracy)] if best else []
+    if record.recipe.data.labels == "multi":
+        curves = [validation_curve(epoch_points(record, "val_map"))]
+        return Chart(curves=curves, x="step", y="mAP", percent=True, marks=marks)
     curves = [Curve(label="training", x=x_values(train), y=y_values(train)), validation_curve(val)]
     return Chart(curves=curves, x="step", y="accuracy", percent=True, marks=marks)
 
@@ -308,4 +318,5 @@ def draw_augmented_sheet(record: Record, source: Source) -> bytes | None:
         [printable(name) for name in source.classes],
         mean=recipe.preprocess.mean,
         std=recipe.preprocess.std,
+        stretch=recipe.preprocess.pixels != "uint8",
     )

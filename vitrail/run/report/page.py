@@ -31,6 +31,7 @@ from vitrail.run.report.gallery import (
     confusion_cells,
     round_robin,
 )
+from vitrail.run.report.multi_label import MultiLabelResults
 from vitrail.run.storage.predictions import Predictions, SplitPredictions
 from vitrail.run.storage.record import RECIPE, REPORT, Record
 
@@ -58,6 +59,7 @@ def render_report(
     missing: str,
     figures: dict[str, ReportFigure],
     explanations: list[dict[str, Any]],
+    multi: MultiLabelResults | None = None,
 ) -> str:
     """The whole page; without a `source` it has no images, and `missing` says why."""
     here = Path(__file__).parent
@@ -82,13 +84,14 @@ def render_report(
             model=record.recipe.model,
             folder=record.folder.resolve(),
             missing=missing,
-            headline=summarise_accuracy(record, predictions),
+            headline=None if multi else summarise_accuracy(record, predictions),
             progress=describe_progress(record),
             summary=summarise_run(record, predictions, source),
             charts={name: figure.svg for name, figure in figures.items()},
             regularised=bool(train.smoothing or augment.mixup or augment.cutmix),
             evaluated=SPLIT_NAMES[evaluated_split(predictions)] if predictions else "",
-            explanations=explanations,
+            explanations=multi.explanations if multi else explanations,
+            multi=multi.template_values() if multi else None,
             model_figures=[embed_sheet(figures[k].png) for k in MODEL_FIGURES if k in figures],
             augmented=embed_sheet(figures["augmented"].png) if "augmented" in figures else None,
             reasons=record.reasons,

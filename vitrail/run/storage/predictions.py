@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitrail import __version__, files
 from vitrail.data.loader import Loader
-from vitrail.data.source import SPLITS, Source, Split, split_indices
+from vitrail.data.source import SPLITS, Source, Split, is_multi_label, split_indices
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import compute_logits
@@ -117,7 +117,9 @@ def predict_split_distributed(
         classes = len(loader.source.classes)
         own = SplitOutputs(
             logits=torch.zeros(0, classes),
-            labels=torch.zeros(0, dtype=torch.int64),
+            labels=torch.zeros(0, classes)
+            if is_multi_label(loader.source)
+            else torch.zeros(0, dtype=torch.int64),
             items=np.zeros(0, np.int64),
         )
     outputs = world.gather(own.logits)
