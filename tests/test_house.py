@@ -347,7 +347,8 @@ def chosen_settings() -> Iterator[dict[str, dict[str, object]]]:
         for minutes in (1.0, 10.0, 600.0):
             yield choose_from_scratch(summary, minutes=minutes).settings
     yield choose_from_scratch(replace(even, side=400), minutes=10.0).settings
-    yield choose_from_scratch(replace(even, pixels="uint16"), minutes=10.0).settings
+    for change in ({"pixels": "uint16"}, {"labels": "multi"}):
+        yield choose_from_scratch(replace(even, **change), minutes=10.0).settings
     for published in PUBLISHED:
         yield {"preprocess": published.preprocess}
 

@@ -9,6 +9,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.data.sources.catalogue import datasets as datasets
     from vitrail.errors import UserError as UserError
     from vitrail.exporting.export import Export as Export
+    from vitrail.inference.backbone import Backbone as Backbone
+    from vitrail.inference.backbone import load_backbone as load_backbone
     from vitrail.inference.classifier import Classifier as Classifier
     from vitrail.inference.engine_classifier import EngineClassifier as EngineClassifier
     from vitrail.inference.evaluate import Evaluation as Evaluation
@@ -50,6 +52,7 @@ if TYPE_CHECKING:  # for type checkers and editors
 __version__ = "0.1.0"
 
 _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for torch
+    "Backbone": "vitrail.inference.backbone",
     "Classifier": "vitrail.inference.classifier",
     "Comparison": "vitrail.run.report.compare",
     "Conversion": "vitrail.zoo.convert",
@@ -83,6 +86,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "export": "vitrail.inference.export",
     "head": "vitrail.inference.head",
     "load": "vitrail.inference.load",
+    "load_backbone": "vitrail.inference.backbone",
     "models": "vitrail.zoo.models",
     "open_data": "vitrail.data.open",
     "preset": "vitrail.zoo.presets",

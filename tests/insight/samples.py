@@ -59,7 +59,7 @@ def spelled_out() -> Iterator[list[Tensor]]:
     """Replaces fused attention by the textbook's formula; the list receives its weights."""
     maps: list[Tensor] = []
 
-    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def written(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
         scores = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
         maps.append(scores.exp() / scores.exp().sum(dim=-1, keepdim=True))
         return torch.einsum("bhij,bhjd->bhid", maps[-1], v)

@@ -419,3 +419,17 @@ def test_nan_in_the_weights_is_named(method):
     model.blocks[1].mlp.fc1.weight.data[0, 0] = float("nan")
     with pytest.raises(UserError, match=r"NaN or infinity in blocks.1.mlp.fc1.weight"):
         explain(model, pictures(model), method)
+
+
+def test_grad_cam_is_the_formula_of_the_paper_above_its_mean():
+    model = small().eval()
+    x, seen = pictures(model), []
+    hook = model.blocks[-1].attn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    score = model(x.clone().requires_grad_())[:, 1].sum()
+    hook.remove()
+    (gradient,) = torch.autograd.grad(score, seen[0])
+    patches = slice(model.config.prefix, None)
+    weights = gradient[:, patches].mean(dim=1)
+    cam = torch.einsum("bd,bpd->bp", weights, seen[0][:, patches]).detach()
+    expected = (cam - cam.mean(dim=1, keepdim=True)).clamp(min=0)
+    same(explain(model, x, "grad-cam", 1).flatten(1), expected)

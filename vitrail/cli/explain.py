@@ -24,7 +24,7 @@ from vitrail.cli.flags import (
 )
 from vitrail.cli.predict import Result, find_images
 from vitrail.errors import UserError
-from vitrail.insight.methods import BEST, METHODS
+from vitrail.insight.methods import BEST, CLASS_AGNOSTIC, METHODS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from vitrail.inference.backbone import Backbone
     from vitrail.inference.classifier import Classifier
+    from vitrail.insight.backbone import BackboneExplanation
     from vitrail.insight.explanation import Explanation
 
     Method: TypeAlias = str
@@ -59,6 +61,7 @@ def explain(
     occlusion: Switch = False,
     layers: Numbers = None,
     heads: Numbers = None,
+    patch: Numbers = None,
     raw: Raw = False,
     learned: Switch = False,
     npz: Switch = False,
@@ -79,6 +82,7 @@ def explain(
         occlusion: also compute occlusion, which is slow
         layers: layers to draw, counted from 0, or from the end as -1, -2 (default: a selection)
         heads: attention heads to draw, counted likewise (default: all)
+        patch: row and column of the patch that others are compared with, if the model has no head
         learned: also draw what the model learned, measured on the given images
         npz: also write the arrays as .npz
         json: print one JSON line per image
@@ -89,14 +93,23 @@ def explain(
     paths = list(find_images(images, unreadable))
     if unreadable and not paths:
         raise UserError(f"{unreadable[0][0]}: {unreadable[0][1]}")
-    classifier = vitrail.load(model, device=device, preprocess=preprocess, vit=given_settings(vit))
+    settings: dict[str, Any] = {"device": device, "preprocess": preprocess}
+    classifier = load_any(model, {**settings, "vit": given_settings(vit)})
     _ = classifier.model  # an exported file has none: say so before a folder is created
-    options: dict[str, Any] = {"target": None if target is None else classifier.index(target)}
-    options |= {"method": method, "occlusion": occlusion, "layers": layers, "heads": heads}
+    options: dict[str, Any] = {"layers": layers, "heads": heads}
+    if isinstance(classifier, vitrail.Backbone):
+        if target is not None or occlusion or method not in ("best", *CLASS_AGNOSTIC):
+            raise UserError(f"{model} has no head, so no class can be explained; omit `target`")
+        options["patch"] = chosen_patch(patch)
+    elif patch is not None:
+        raise UserError("`patch` is for models without a head; omit it")
+    else:
+        options["target"] = None if target is None else classifier.index(target)
+        options |= {"method": method, "occlusion": occlusion, "raw": raw}
     folder = create_output_folder(out, default_folder(model))
     lines = []
     if paths:
-        lines += explain_images(classifier, paths, folder, {**options, "raw": raw}, npz)
+        lines += explain_images(classifier, paths, folder, options, npz)
         lines += [{"path": path, "error": str(error)} for path, error in unreadable]
     if learned or not paths:
         lines.append({"model": model, "files": draw_learned(classifier, paths, folder, npz)})
@@ -104,6 +117,24 @@ def explain(
         print_line(line, json)
     if any("error" in line for line in lines):
         sys.exit(1)
+
+
+def load_any(model: str, settings: dict[str, Any]) -> "Classifier | Backbone":
+    """A classifier, or a backbone if the weights have no head."""
+    from vitrail.inference.classifier import NoHead
+
+    try:
+        return vitrail.load(model, **settings)
+    except NoHead:
+        return vitrail.load_backbone(model, **settings)
+
+
+def chosen_patch(patch: Sequence[int] | None) -> tuple[int, int] | None:
+    if patch is None:
+        return None
+    if len(patch) != 2:
+        raise UserError(f"`patch` is {list(patch)}; give its row and its column, such as 3 5")
+    return patch[0], patch[1]
 
 
 def default_folder(model: str) -> Path:
@@ -118,54 +149,66 @@ def safe_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name).strip("._")[:NAME_LENGTH] or "image"
 
 
-def explained_labels(
-    classifier: "Classifier", path: str, target: int | None
-) -> "list[int] | list[None]":
-    """The classes to explain: every predicted label of a multi-label model, else one class."""
-    if target is not None:
-        return [target]
-    if classifier.predictor.multi_label is None:
-        return [None]
-    labels = classifier.predict(path).labels or ()
-    return [one.index for one in labels[:MAX_LABELS]] or [None]
+def explain_each(
+    classifier: "Classifier | Backbone", path: str, options: dict[str, Any]
+) -> "Iterator[tuple[Explanation | BackboneExplanation, dict[str, Any]]]":
+    """The explanations of one image, each with what its JSON line says of the prediction.
+
+    A multi-label model explains every predicted label, up to MAX_LABELS.
+    """
+    if isinstance(classifier, vitrail.Backbone):
+        yield classifier.explain(path, **options), {}
+        return
+    targets: list[int | None] = [options["target"]]
+    if options["target"] is None and classifier.predictor.multi_label is not None:
+        labels = classifier.predict(path).labels or ()
+        targets = [one.index for one in labels[:MAX_LABELS]] or [None]
+    for target in targets:
+        found = classifier.explain(path, **{**options, "target": target})
+        label, probability = found.top[0]
+        if target is not None and classifier.predictor.multi_label is not None:
+            label, probability = found.target, found.probability
+        yield found, {"label": label, "probability": probability}
 
 
 def explain_images(
-    classifier: "Classifier", paths: Sequence[str], out: Path, options: dict[str, Any], npz: bool
+    classifier: "Classifier | Backbone",
+    paths: Sequence[str],
+    out: Path,
+    options: dict[str, Any],
+    npz: bool,
 ) -> list[dict[str, Any]]:
-    """Writes a folder for each image and a page for all; returns one JSON line per image."""
+    """Writes a folder for each image and a page for all; returns one JSON line per explanation."""
     from vitrail import files
     from vitrail.display.progress import progress_bar
-    from vitrail.insight.explanation import explanation_page
-    from vitrail.insight.page import MAX_BYTES_PER_PAGE, MAX_IMAGES
+    from vitrail.inference.torch_predictor import load_input
+    from vitrail.insight.page import MAX_BYTES_PER_PAGE, MAX_IMAGES, render_page
     from vitrail.insight.patch_attention import MAX_BYTES
 
     max_bytes = min(MAX_BYTES, MAX_BYTES_PER_PAGE // min(len(paths), MAX_IMAGES))
-    on_page: list[Explanation] = []
+    on_page: list[Explanation | BackboneExplanation] = []
     lines: list[dict[str, Any]] = []
     names: set[str] = set()
     with progress_bar("explaining", len(paths)) as advance:
         for path in paths:
             try:
-                classifier.predictor.load(path)
+                load_input(path, classifier.preprocess)
             except UserError as error:
                 lines.append({"path": path, "error": str(error)})
-            else:
-                for target in explained_labels(classifier, path, options["target"]):
-                    wanted = {**options, "target": target}
-                    explanation = classifier.explain(path, max_bytes=max_bytes, **wanted)
-                    folder = out / unused_name(safe_name(Path(path).stem), names)
-                    written = write_figures(explanation, folder, options["layers"], npz)
-                    label, probability = explanation.top[0]
-                    if target is not None and classifier.predictor.multi_label is not None:
-                        label, probability = explanation.target, explanation.probability
-                    lines.append({"path": path, "label": label, "probability": probability})
-                    lines[-1]["files"] = list(map(str, written))
-                    if len(on_page) < MAX_IMAGES:
-                        on_page.append(explanation)
+                advance(1)
+                continue
+            for found, prediction in explain_each(
+                classifier, path, {**options, "max_bytes": max_bytes}
+            ):
+                folder = out / unused_name(safe_name(Path(path).stem), names)
+                written = write_figures(found, folder, options["layers"], npz)
+                lines.append({"path": path, **prediction, "files": list(map(str, written))})
+                if len(on_page) < MAX_IMAGES:
+                    on_page.append(found)
             advance(1)
     if on_page:
-        files.write_file(out / PAGE, explanation_page(on_page))
+        page = render_page(on_page, [one.overview for one in on_page], "Explanations")
+        files.write_file(out / PAGE, page)
         if sum("files" in line for line in lines) > len(on_page):
             log.info(f"{out / PAGE} shows the first {len(on_page)} images")
     for line in [line for line in lines if "files" in line][: len(on_page)]:
@@ -184,7 +227,10 @@ def unused_name(name: str, names: set[str]) -> str:
 
 
 def write_figures(
-    explanation: "Explanation", folder: Path, layers: Sequence[int] | None, npz: bool
+    explanation: "Explanation | BackboneExplanation",
+    folder: Path,
+    layers: Sequence[int] | None,
+    npz: bool,
 ) -> list[Path]:
     """Writes all figures of one image, or none of them."""
     from vitrail import files
@@ -207,7 +253,7 @@ def write_figures(
 
 
 def draw_maps(
-    explanation: "Explanation", layers: Sequence[int] | None
+    explanation: "Explanation | BackboneExplanation", layers: Sequence[int] | None
 ) -> Iterator[tuple[str, "Figure"]]:
     """One figure for each method, one for all attention heads, one for each layer in `layers`."""
     from vitrail.insight.overview import draw_heads, draw_overlay
@@ -220,7 +266,9 @@ def draw_maps(
             yield f"layer-{layer}", draw_heads(explanation, [layer])
 
 
-def draw_learned(classifier: "Classifier", paths: Sequence[str], out: Path, npz: bool) -> list[str]:
+def draw_learned(
+    classifier: "Classifier | Backbone", paths: Sequence[str], out: Path, npz: bool
+) -> list[str]:
     """Draws what the model learned, measured on these images or on its validation images."""
     from vitrail import files
     from vitrail.insight.arrays import pack_npz
@@ -240,7 +288,7 @@ def draw_learned(classifier: "Classifier", paths: Sequence[str], out: Path, npz:
 
 
 def load_sample(
-    classifier: "Classifier", paths: Sequence[str]
+    classifier: "Classifier | Backbone", paths: Sequence[str]
 ) -> tuple["Tensor | None", list["NDArray[np.uint8]"]]:
     """Some images as the model receives them, and as pixels to draw."""
     import torch
@@ -262,14 +310,14 @@ def load_sample(
     return (torch.stack(x).to(classifier.device) if x else None), pixels
 
 
-def validation_images(classifier: "Classifier") -> Iterator[Any]:
+def validation_images(classifier: "Classifier | Backbone") -> Iterator[Any]:
     """Validation images of the run that trained the model, if they are still there."""
     from vitrail.data.source import split_indices
     from vitrail.display.page import pick_evenly
     from vitrail.inference.evaluate import open_evaluation_data
 
     data = classifier.metadata.data.source
-    if not data:
+    if not data or isinstance(classifier, vitrail.Backbone):
         return
     try:
         source, _ = open_evaluation_data(classifier.predictor, data, "val")
@@ -290,8 +338,8 @@ def print_line(line: dict[str, Any], json: bool) -> None:
         print(printable(f"error: {line['path']}: {line['error']}"), file=sys.stderr)
     elif "path" in line:
         folder = Path(line["files"][0]).parent
-        text = f"{line['path']}  {line['label']} {line['probability']:.1%}  {folder}"
-        print(printable(text))
+        label = f"{line['label']} {line['probability']:.1%}  " if "label" in line else ""
+        print(printable(f"{line['path']}  {label}{folder}"))
     else:
         for name in line["files"]:
             print(name)

@@ -20,7 +20,7 @@ DEFAULT_THRESHOLD = 0.5
 def average_precision(scores: Tensor, positive: Tensor) -> float:
     """The area under the precision-recall curve of one class, as scikit-learn computes it.
 
-    Equal scores count as one point. NaN if there is no positive.
+    Equal scores count as one point. NaN for a class without a positive.
     """
     order = scores.double().argsort(descending=True, stable=True)
     ranked, hits = scores.double()[order], positive[order].double()
@@ -42,7 +42,7 @@ def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
-def log_loss(logits: Tensor, labels: Tensor) -> float:
+def binary_log_loss(logits: Tensor, labels: Tensor) -> float:
     """Mean binary cross-entropy over images and classes, in nats."""
     return float(F.binary_cross_entropy_with_logits(logits.double(), labels.double()))
 

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 # Long annotations are quoted, so that `help` shows the names and not what they stand for.
 
 
+class NoHead(UserError):
+    """The model is a backbone: it has features, and no classes."""
+
+
 class Classifier:
     """A Vision Transformer that predicts, evaluates and explains.
 
@@ -73,9 +77,9 @@ class Classifier:
         from vitrail.training.device import pick_device
 
         if model.config.head == "none":
-            raise UserError(
-                "this model has no classification head; "
-                "fine-tune it with `vitrail.train`, or fit a head with `vitrail.head`"
+            raise NoHead(
+                "this model has no classification head; fine-tune it with `vitrail.train`, fit a "
+                "head with `vitrail.head`, or look inside it with `vitrail.load_backbone`"
             )
         if len(classes) != model.config.classes:
             count = model.config.classes

@@ -120,7 +120,7 @@ def score_multi_label(
         macro_f1=multi_label.macro_f1(scores),
         accuracy=exact,
         interval=metrics.wilson_interval(exact, len(labels)),
-        log_loss=multi_label.log_loss(torch.logit(probabilities, eps=1e-12), labels),
+        log_loss=multi_label.binary_log_loss(torch.logit(probabilities, eps=1e-12), labels),
         ece=multi_label.expected_calibration_error(probabilities, labels),
         per_class=dict(zip(classes, scores, strict=True)),
         classes=classes,

@@ -63,7 +63,7 @@ class ExplanationArrays:
 
     def npz(self) -> bytes:
         """All arrays as an .npz file for `numpy.load`; heatmaps are named "heatmap METHOD"."""
-        labels, probabilities = zip(*self.top, strict=True)
+        labels, probabilities = zip(*self.top, strict=True) if self.top else ((), ())
         arrays = {
             "pixels": self.pixels,
             "labels": np.array(labels),

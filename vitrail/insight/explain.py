@@ -240,7 +240,8 @@ def grad_cam(model: ViT, x: Tensor, target: Target = None) -> Tensor:
     """Grad-CAM on tokens (Selvaraju et al., 2017): activations times their mean gradient.
 
     The activations are the input of the last attention: after it, the gradient of a head that
-    reads [CLS] is zero at every patch.
+    reads [CLS] is zero at every patch. All patches share most of what they hold, which often makes
+    every sum negative, so the heatmap shows how far a patch is above the mean of all.
     """
     check_patches(model, x)
     check_head(model)
@@ -254,8 +255,9 @@ def grad_cam(model: ViT, x: Tensor, target: Target = None) -> Tensor:
         (gradient,) = torch.autograd.grad(score, tokens)
     with torch.no_grad():
         weights = gradient[:, model.config.prefix :].mean(dim=1, keepdim=True)  # (B, 1, D)
-        heatmap = (weights * tokens).sum(dim=-1)  # (B, N)
-        return check_finite(reshape_to_grid(model, x, heatmap.clamp(min=0)), model, x)
+        heatmap = reshape_to_grid(model, x, (weights * tokens).sum(dim=-1))  # (B, rows, columns)
+        above = heatmap - heatmap.mean(dim=(1, 2), keepdim=True)  # (B, rows, columns)
+        return check_finite(above.clamp(min=0), model, x)
 
 
 # --- occlusion -----------------------------------------------------------------------------------

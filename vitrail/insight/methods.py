@@ -26,3 +26,4 @@ METHODS = {
 FAST = tuple(name for name, method in METHODS.items() if method.fast)
 CLASS_AGNOSTIC = tuple(name for name, method in METHODS.items() if not method.class_specific)
 BEST = "best"  # in place of a name: the fast method that is most faithful on the image
+SIMILARITY_SUMMARY = "cosine similarity of the chosen patch to all others after the last block"

@@ -21,7 +21,7 @@ from vitrail.insight.canvas import (
     WIDTH,
     Canvas,
 )
-from vitrail.insight.methods import METHODS
+from vitrail.insight.methods import METHODS, SIMILARITY_SUMMARY
 from vitrail.insight.overlay import (
     colorbar_labels,
     is_smooth,
@@ -58,8 +58,10 @@ def draw_overlay(one: ExplanationArrays, method: str) -> Figure:
     heatmap, side = one.heatmaps[method], 4.2
     height = side * one.aspect
     canvas = Canvas(side + 1.05, height + 0.85)
-    canvas.add_text(0.15, 0.12, f"{method}: {_shorten(one.target, 34)}", 11, weight="bold")
-    canvas.add_text(0.15, 0.38, METHODS[method].summary, 8, color=SOFT)
+    title = f"{method}: {_shorten(one.target, 34)}" if one.target else method
+    summary = METHODS[method].summary if method in METHODS else SIMILARITY_SUMMARY
+    canvas.add_text(0.15, 0.12, title, 11, weight="bold")
+    canvas.add_text(0.15, 0.38, summary, 8, color=SOFT)
     canvas.add_image(overlay_heatmap(one.pixels, heatmap), 0.15, 0.68, side, height)
     canvas.add_colorbar(side + 0.25, 0.68, height, HEATMAP, *colorbar_labels(heatmap))
     return canvas.figure

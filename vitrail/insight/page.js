@@ -1,6 +1,7 @@
 "use strict";
 const MEAN = -1; // as a head: the mean over all heads
 const ROLLOUT = -1; // as a layer: rollout through all layers
+const SIMILARITY = -2; // as a layer: similarity of features, of a backbone without a head
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -26,6 +27,7 @@ function press(buttons, isPressed) {
 function decode(image) {
   if (!image.decoded) {
     image.decoded = { levels: bytes(image.levels), rowMax: floats(image.rowMax), prefix: floats(image.prefix) };
+    image.hasSimilarity = image.maps.some(([layer]) => layer === SIMILARITY);
     image.mapIndex = new Map(image.maps.map(([layer, head], index) => [`${layer} ${head}`, index]));
     for (const map of image.heatmaps) map.decoded = { levels: bytes(map.levels), fractions: floats(map.fractions) };
   }
@@ -104,10 +106,14 @@ function describePatch() {
 
 function describeHeatmap(map) {
   const share = `In this heatmap, ${describePatch()} has ${percent(map.decoded.fractions[state.cell])} of the sum.`;
+  if (map.score === null) return share;
   return `${share} Faithfulness on this image (insertion minus deletion AUC): ${map.score.toFixed(2)}; 0 is a random order, 1 the maximum.`;
 }
 
 function describeAttention(row) {
+  if (state.layer === SIMILARITY) {
+    return `Similarity of ${state.mode === "query" ? "the average patch" : describePatch()} to all others: ${percent(row.max)} is the largest.`;
+  }
   const where = state.layer === ROLLOUT ? "Rollout through all layers" : `Layer ${state.layer}, ${describeHead(state.head)}`;
   const who = state.mode === "query" ? one.query : describePatch();
   const own = percent((row.levels[state.cell] / 255) * row.max);
@@ -127,6 +133,7 @@ function chooseMode(mode) {
   state.cell = convertIndex(state.cell, before, grid());
   press($("modes").children, (button) => button.dataset.mode === mode);
   $("summary").textContent = summarise(map);
+  if (one.hasSimilarity && mode === "patch") $("summary").textContent = "Move over the image, or tap it: colours show how similar the features of the selected patch are to those of all others.";
   $("heading").textContent = mode === "query" ? `Attention of ${one.query}` : "Attention of the selected patch";
   if (state.isHeatmap !== Boolean(map)) setSmoothing(Boolean(map) && Math.min(...one.grid) >= 8);
   state.isHeatmap = Boolean(map);
@@ -170,7 +177,8 @@ function drawBorders() {
 // Filling the page for one image.
 
 function fill() {
-  $("label").replaceChildren(document.createTextNode(`${one.top[0][0]} `), element("span", percent(one.top[0][1])));
+  if (one.top.length) $("label").replaceChildren(document.createTextNode(`${one.top[0][0]} `), element("span", percent(one.top[0][1])));
+  else $("label").replaceChildren(document.createTextNode("Backbone without a head"));
   const target = one.targetGiven ? `Explained class: ${one.target}, ${percent(one.probability)}. ` : "";
   $("where").textContent = `${target}${one.name}`;
   $("photo").src = one.image;
@@ -185,12 +193,14 @@ function fill() {
 }
 
 function fillModes() {
-  const names = [["patch", "attention of a patch"], ["query", `attention of ${one.query}`]];
+  const names = [["patch", one.hasSimilarity ? "similarity of a patch" : "attention of a patch"], ["query", `attention of ${one.query}`]];
   $("modes").replaceChildren(...names.map(([mode, name]) => modeButton(mode, name)));
   for (const map of one.heatmaps) {
     const button = modeButton(map.method, map.method);
-    button.append(element("small", map.score.toFixed(2)));
-    button.title = `insertion AUC minus deletion AUC: ${map.score.toFixed(2)}`;
+    if (map.score !== null) {
+      button.append(element("small", map.score.toFixed(2)));
+      button.title = `insertion AUC minus deletion AUC: ${map.score.toFixed(2)}`;
+    }
     $("modes").append(button);
   }
 }
@@ -203,15 +213,15 @@ function modeButton(mode, name) {
 }
 
 function fillMatrix() {
-  const matrix = $("matrix"), layers = [...one.layers, ROLLOUT], heads = [MEAN, ...one.heads];
+  const matrix = $("matrix"), layers = [...one.layers, ROLLOUT, ...(one.hasSimilarity ? [SIMILARITY] : [])], heads = [MEAN, ...one.heads];
   matrix.style.gridTemplateColumns = `max-content repeat(${layers.length}, minmax(30px, 64px))`;
-  const columns = layers.map((layer) => element("b", layer === ROLLOUT ? "rollout" : layer));
+  const columns = layers.map((layer) => element("b", layer === ROLLOUT ? "rollout" : layer === SIMILARITY ? "similarity" : layer));
   matrix.replaceChildren(element("b", "layer", "side"), ...columns);
   thumbnails = [];
   for (const head of heads) {
     matrix.append(element("b", head === MEAN ? "mean" : `head ${head}`, "side"));
     for (const layer of layers) {
-      const exists = one.mapIndex.has(`${layer} ${head}`) && (layer !== ROLLOUT || head === MEAN);
+      const exists = one.mapIndex.has(`${layer} ${head}`) && (layer >= 0 || head === MEAN);
       matrix.append(exists ? thumbnail(layer, head) : element("span"));
     }
   }
@@ -219,7 +229,7 @@ function fillMatrix() {
 
 function thumbnail(layer, head) {
   const button = element("button"), canvas = element("canvas");
-  const name = layer === ROLLOUT ? "rollout through all layers" : `layer ${layer}, ${describeHead(head)}`;
+  const name = layer === SIMILARITY ? "similarity of features" : layer === ROLLOUT ? "rollout through all layers" : `layer ${layer}, ${describeHead(head)}`;
   button.dataset.map = `${layer} ${head}`;
   button.title = name;
   button.setAttribute("aria-label", name);
@@ -232,7 +242,7 @@ function thumbnail(layer, head) {
 
 function fillBars() {
   const classes = [...one.top];
-  if (!classes.some(([label]) => label === one.target)) classes.push([one.target, one.probability]);
+  if (one.target && !classes.some(([label]) => label === one.target)) classes.push([one.target, one.probability]);
   $("bars").replaceChildren();
   for (const [label, probability] of classes) {
     const className = label === one.target ? "target" : "";
@@ -253,7 +263,7 @@ function show(number) {
   const values = one.heatmaps.find((map) => map.method === one.method).decoded.fractions;
   state.cell = convertIndex(values.indexOf(Math.max(...values)), one.grid, grid());
   if (state.layer === undefined || !one.mapIndex.has(`${state.layer} ${state.head}`)) {
-    state.layer = one.layers[Math.round(0.6 * (one.layers.length - 1))]; // a little past the middle
+    state.layer = one.hasSimilarity ? SIMILARITY : one.layers[Math.round(0.6 * (one.layers.length - 1))]; // a little past the middle
     state.head = MEAN;
   }
   press($("strip").children, (button) => Number(button.dataset.number) === number);
@@ -309,7 +319,7 @@ data.images.forEach((image, number) => {
   picture.src = image.image;
   picture.alt = image.name;
   if (image.tiny) picture.className = "tiny";
-  button.title = `${image.top[0][0]}: ${image.name}`;
+  button.title = image.top.length ? `${image.top[0][0]}: ${image.name}` : image.name;
   button.dataset.number = number;
   button.onclick = () => show(number);
   button.append(picture);

@@ -17,7 +17,7 @@ from vitrail.display.page import TINY, data_uri, encode_image, load_templates, s
 from vitrail.display.text import printable
 from vitrail.insight.arrays import ExplanationArrays
 from vitrail.insight.canvas import HEATMAP, MAGNITUDE
-from vitrail.insight.methods import METHODS
+from vitrail.insight.methods import METHODS, SIMILARITY_SUMMARY
 from vitrail.insight.overlay import colour_limits, to_rgb
 
 FOLDER = Path(__file__).parent
@@ -74,7 +74,7 @@ def page_data(one: ExplanationArrays) -> dict[str, Any]:
         "prefixName": name_prefix(one),
         "method": one.method,
         "grid": one.grid,
-        "heatmaps": [heatmap_data(one, method, score) for method, score in one.scores.items()],
+        "heatmaps": [heatmap_data(one, method) for method in one.scores or one.heatmaps],
         "layers": sorted({layer for layer, _ in packed.maps if layer >= 0}),
         "heads": list(one.heads),
         "note": describe_omissions(one),
@@ -86,15 +86,15 @@ def page_data(one: ExplanationArrays) -> dict[str, Any]:
     }
 
 
-def heatmap_data(one: ExplanationArrays, method: str, score: float) -> dict[str, Any]:
+def heatmap_data(one: ExplanationArrays, method: str) -> dict[str, Any]:
     values = one.heatmaps[method]
     (low, high), total = colour_limits(values), max(float(values.sum()), 1e-30)
     levels = ((values - low) / max(high - low, 1e-30)).clip(0, 1) * 255
     return {
         "method": method,
-        "summary": METHODS[method].summary,
-        "classSpecific": METHODS[method].class_specific,
-        "score": round(score, 3),
+        "summary": METHODS[method].summary if method in METHODS else SIMILARITY_SUMMARY,
+        "classSpecific": method in METHODS and METHODS[method].class_specific,
+        "score": round(one.scores[method], 3) if one.scores else None,
         "limits": [low / total, high / total],
         "exceeded": bool(values.max() > high),
         "fractions": encode_array((values / total).astype("<f4")),

@@ -18,6 +18,7 @@ MAX_CELLS = 600  # of an image; patches of larger grids are merged into cells
 
 MEAN = -1  # as a head: the mean over all heads of the layer
 ROLLOUT = -1  # as a layer: rollout through all layers
+SIMILARITY = -2  # as a layer: similarity of the features, of backbones without a head
 
 MapName = tuple[int, int]  # layer and head
 

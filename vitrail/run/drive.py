@@ -217,7 +217,7 @@ def score_validation(outputs: SplitOutputs | None) -> dict[str, Any]:
     assert outputs is not None  # the leader has them
     if outputs.labels.ndim == 2:
         return {
-            "val_loss": multi_label.log_loss(outputs.logits, outputs.labels),
+            "val_loss": multi_label.binary_log_loss(outputs.logits, outputs.labels),
             "val_accuracy": multi_label.exact_match(outputs.logits > 0, outputs.labels),
             "val_map": multi_label.mean_average_precision(outputs.logits, outputs.labels),
             "images": len(outputs.labels),

@@ -161,7 +161,7 @@ def write_multi_label_results(
     """The same for images with any number of labels; their predictions are not stored."""
     scores: dict[str, Any] = {"val": None, "test": None}
     classes = tuple(loader.source.classes)
-    labelling = MultiLabel.uncalibrated(len(classes))
+    labelling = MultiLabel.plain(len(classes))
     for split, found in outputs.items():
         assert found is not None  # the leader has them
         if split == "val":

@@ -53,11 +53,15 @@ def infer_architecture(
             f"{source} does not state how many attention heads share its width of {vit['width']}; "
             f"pass the number, for example `vit.heads={max(1, vit['width'] // HEAD_WIDTH)}`"
         )
+    hidden_by_file = hidden_settings(mapped)
     if vit["mlp"] != "swiglu":
-        vit["mlp"] = sources.resolve("mlp", DEFAULTS["mlp"], "the usual value")
+        default = None if "mlp" in hidden_by_file else DEFAULTS["mlp"]
+        vit["mlp"] = sources.resolve("mlp", default, "as in all published files of this layout")
         if vit["mlp"] == "swiglu":
             raise UserError(f"{source} has no gate in its MLP; do not pass `vit.mlp='swiglu'`")
-    vit["eps"] = sources.resolve("eps", DEFAULTS["eps"], "the usual value")
+    default = None if "eps" in hidden_by_file else DEFAULTS["eps"]
+    vit["eps"] = sources.resolve("eps", default, "as in all published files of this layout")
+    check_stated(vit, source)
     if vit["positions"] is None:
         default = "sincos" if mapped.format == "google" else None
         vit["positions"] = sources.resolve(
@@ -78,6 +82,36 @@ def infer_architecture(
         published=published,
         assumed=assumed,
     )
+
+
+def hidden_settings(mapped: MappedStateDict) -> set[str]:
+    """Settings in which published files with these tensors differ, so that none can be assumed."""
+    if mapped.format.startswith("huggingface"):
+        return {"mlp", "eps"}  # its config.json states them
+    if mapped.format == "openai":
+        return {"mlp"}  # OpenAI's own weights have QuickGELU, those of open_clip mostly GELU
+    if mapped.format == "timm" and "norm_pre.weight" in mapped.chunks:  # CLIP
+        return {"mlp", "eps"}
+    if mapped.format == "timm" and "attn_pool.latent" in mapped.chunks:  # SigLIP
+        return {"mlp"}
+    return set()
+
+
+def check_stated(vit: Mapping[str, Any], source: str) -> None:
+    """Raises unless activation and eps are known; names the flags and their usual values."""
+    choices = {
+        "mlp": "`vit.mlp='quick_gelu'` (OpenAI's CLIP), `vit.mlp='gelu'` (open_clip, ViT, DINO) or "
+        "`vit.mlp='gelu_tanh'` (SigLIP)",
+        "eps": "`vit.eps=1e-5` (CLIP, DINOv3), `vit.eps=1e-6` (SigLIP, DINOv2) or "
+        "`vit.eps=1e-12` (Hugging Face's ViT)",
+    }
+    names = {"mlp": "activation", "eps": "eps"}
+    if missing := [name for name in choices if vit[name] is None]:
+        what = " and ".join(names[name] for name in missing)
+        raise UserError(
+            f"{source} does not state its {what}, and published files differ; pass "
+            f"{'; and '.join(choices[name] for name in missing)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ class MultiLabel:
             raise UserError("multi_label needs a threshold, slope and intercept for each class")
 
     @classmethod
-    def uncalibrated(cls, classes: int) -> "MultiLabel":
+    def plain(cls, classes: int) -> "MultiLabel":
         """Plain sigmoids, and labels from a probability of 0.5."""
         ones = (1.0,) * classes
         return cls(thresholds=(0.5,) * classes, slopes=ones, intercepts=(0.0,) * classes)
@@ -111,7 +111,7 @@ class Metadata:
         if self.labels != "multi":
             return None
         if self.multi_label is None:
-            return MultiLabel.uncalibrated(classes)
+            return MultiLabel.plain(classes)
         if len(self.multi_label.thresholds) != classes:
             raise UserError(
                 f"multi_label has {len(self.multi_label.thresholds)} thresholds for {classes} "

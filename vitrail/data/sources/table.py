@@ -214,10 +214,12 @@ def read_csv_rows(
     by_class = columns.label not in header
     position = {name: number for number, name in enumerate(header)}
     split = position.get(columns.split or "split")
+    if columns.path not in header or not by_class:
+        check_columns(header, path, columns, multi, binary=False)
     for row, cells in enumerate(reader, 2):
         if not cells:
             continue
-        if row == 2 or by_class:
+        if by_class:
             values = [cells[position[name]] for name in others if position[name] < len(cells)]
             check_columns(header, path, columns, multi, looks_binary(values))
         if len(cells) != len(header):

@@ -83,6 +83,10 @@ READ_ONLY_NAMES = {  # in memory since transformers 5
 }
 
 FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn")  # read
+FAMILIES += ("ijepa", "dinov3_vit", "clip", "clip_vision_model", "siglip", "siglip_vision_model")
+DEFAULT_EPS = {"dinov2": 1e-6, "dinov3": 1e-5, "clip": 1e-5, "siglip": 1e-6}  # others: 1e-12
+DEFAULT_ACTS = {"clip": "quick_gelu", "siglip": "gelu_pytorch_tanh"}  # others: gelu
+ROPE_THETA = 100.0  # of DINOv3's rotary positions
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # by Pillow's number
 HIDDEN_ACTS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "swiglu": "gelu"}
 HIDDEN_ACTS |= {"quick_gelu": "quick_gelu"}
@@ -129,15 +133,23 @@ def parse_huggingface_config(config: Mapping[str, Any], folder: Path) -> Checkpo
         )
     if config.get("pooler_act", "tanh") != "tanh":
         raise UserError(f"a pooler with {config['pooler_act']} is not supported; only tanh is")
-    vit = {
+    config = {**config, **(config.get("vision_config") or {})}  # CLIP and SigLIP have two towers
+    stem = re.match("[a-z]+(?:v[23])?", family)
+    kind = stem[0] if stem else family
+    vit: dict[str, Any] = {
         "image": parse_size(config.get("image_size", 224)),
         "width": config.get("hidden_size", 768),
         "depth": config.get("num_hidden_layers", 12),
         "heads": config.get("num_attention_heads", 12),
-        "mlp": translate_value("hidden_act", config.get("hidden_act", "gelu"), ACTIVATIONS),
-        "eps": float(config.get("layer_norm_eps", 1e-6 if family.startswith("dinov2") else 1e-12)),
+        "mlp": translate_value(
+            "hidden_act", config.get("hidden_act", DEFAULT_ACTS.get(kind, "gelu")), ACTIVATIONS
+        ),
+        "eps": float(config.get("layer_norm_eps", DEFAULT_EPS.get(kind, 1e-12))),
         "layer_scale": float(config.get("layerscale_value", 1.0)),
     }
+    if family == "dinov3_vit":
+        check_dinov3(config)
+        vit |= {"positions": "rotary", "pool": "cls"}
     labels = config.get("id2label") or {}
     if all(re.fullmatch(r"LABEL_\d+", str(label)) for label in labels.values()):
         labels = {}  # placeholders that transformers writes without class names
@@ -150,6 +162,18 @@ def parse_huggingface_config(config: Mapping[str, Any], folder: Path) -> Checkpo
         names=(str(config.get("_name_or_path", "")),),
         assumed=tuple(assumed),
     )
+
+
+def check_dinov3(config: Mapping[str, Any]) -> None:
+    """Raises at settings of DINOv3 that the published models do not have."""
+    rope = config.get("rope_parameters") or {}
+    theta = config.get("rope_theta", rope.get("rope_theta", ROPE_THETA))
+    for name, found, wanted in (
+        ("rope_theta", float(theta), ROPE_THETA),
+        ("apply_layernorm", config.get("apply_layernorm", True), True),
+    ):
+        if found != wanted:
+            raise UserError(f"DINOv3 with {name} {found} is not supported; only {wanted} is")
 
 
 def parse_processor(processor: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
@@ -358,4 +382,29 @@ LAYOUT = Layout(
     config_key="model_type",
     parse_config=parse_huggingface_config,
     export=export_huggingface,
+)
+
+DINOV3_LAYOUT = Layout(
+    name="huggingface-dinov3",
+    patch_weight="embeddings.patch_embeddings.weight",
+    names={
+        "embeddings.cls_token": "cls_token",
+        "embeddings.register_tokens": "reg_token",
+        "embeddings.patch_embeddings.{p}": "patch_embed.proj.{p}",
+        "layer.{i}.norm1.{p}": "blocks.{i}.norm1.{p}",
+        "layer.{i}.attention.q_proj.{p}": "blocks.{i}.attn.qkv.{p}#0",
+        "layer.{i}.attention.k_proj.{p}": "blocks.{i}.attn.qkv.{p}#1",
+        "layer.{i}.attention.v_proj.{p}": "blocks.{i}.attn.qkv.{p}#2",
+        "layer.{i}.attention.o_proj.{p}": "blocks.{i}.attn.proj.{p}",
+        "layer.{i}.layer_scale1.lambda1": "blocks.{i}.ls1.gamma",
+        "layer.{i}.norm2.{p}": "blocks.{i}.norm2.{p}",
+        "layer.{i}.mlp.gate_proj.{p}": "blocks.{i}.mlp.fc1.{p}#0",
+        "layer.{i}.mlp.up_proj.{p}": "blocks.{i}.mlp.fc1.{p}#1",
+        "layer.{i}.mlp.down_proj.{p}": "blocks.{i}.mlp.fc2.{p}",
+        "layer.{i}.layer_scale2.lambda1": "blocks.{i}.ls2.gamma",
+        "norm.{p}": "norm.{p}",
+        "classifier.{p}": "head.{p}",
+    },
+    normalise=lambda name: name.removeprefix("model."),
+    finish=finish_huggingface_mapping,
 )

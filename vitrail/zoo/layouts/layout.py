@@ -73,6 +73,7 @@ class Layout:
     patch_weight: str  # name of the patch projection, by which a file is recognised
     names: NameTable
     normalise: Callable[[str], str] = str  # other spellings of the same name
+    outside: str = ""  # why tensors without the prefix of the patch projection are not used
     unused: Mapping[str, str] = field(default_factory=dict)  # regex of tensor names, and the reason
     # Completes the mapping, given the normalised names and whether the file's head is needed.
     finish: Callable[[MappedStateDict, list[str], bool, str], None] | None = None

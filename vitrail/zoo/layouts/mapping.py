@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vitrail.errors import UserError
 from vitrail.zoo.files.lazy import FileContents, LazyTensor
-from vitrail.zoo.layouts import google, huggingface, timm, torchvision
+from vitrail.zoo.layouts import clip, google, huggingface, timm, torchvision
 from vitrail.zoo.layouts.layout import (
     Layout,
     MappedStateDict,
@@ -18,14 +18,25 @@ from vitrail.zoo.layouts.layout import (
 # in the file wins: Google before torchvision, because Google's ResNets have a conv_proj too.
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
-    for layout in (timm.LAYOUT, huggingface.LAYOUT, google.LAYOUT, torchvision.LAYOUT)
+    for layout in (
+        *(timm.LAYOUT, huggingface.LAYOUT, huggingface.DINOV3_LAYOUT, clip.HUGGINGFACE_LAYOUT),
+        *(google.LAYOUT, torchvision.LAYOUT, clip.OPENAI_LAYOUT),
+    )
 }
-PREFERRED = ("teacher", "ema")  # of several models in one file, the averaged one is published
+PREFERRED = (
+    "teacher",
+    "ema",
+    "target_encoder",
+)  # of several models in one file, the averaged one is published
+
+BEIT = "BEiT"  # refused by name: its relative positions are part of the attention
 
 # Regex of tensors in checkpoints that image classification does not need, and the reason.
 UNUSED = {
     r"(.*\.)?mask_token": "used in pretraining only",
     r"(.*\.)?decoder(_|\.).*": "a decoder, used in pretraining only",
+    r"(.*\.)?predictor(_\w+)?\..*": "I-JEPA's predictor, used in pretraining only",
+    r"(.*\.)?relative_position_(bias_table|index)": BEIT,
     r"(.*\.)?(head|dino_head|ibot_head)\.(mlp|last_layer)\..*": "a self-supervision head",
     r"(.*\.)?(dino_loss|ibot_patch_loss|koleo_loss)\..*": "a loss, used in pretraining only",
     r"(optim\w*|opt|scaler|\w*scheduler)\b.*": "training state",
@@ -59,10 +70,18 @@ def map_tensors(contents: FileContents, source: str, needs_head: bool = True) ->
             reason = f"part of another model in the same file, not of {prefix[:-1]}"
             reasons.setdefault(reason, []).append(original)
             continue
+        if layout.outside and not name.startswith(prefix):
+            reasons.setdefault(layout.outside, []).append(original)
+            continue
         theirs = layout.normalise(strip_prefix(name, prefix))
         names.append(theirs)
         if ours := translate_name(theirs, layout.names):
             add_chunk(mapped, ours, tensor, source)
+        elif find_reason(theirs, layout) == BEIT:
+            raise UserError(
+                f"{source} is a BEiT: its attention has relative positions, which a plain ViT does "
+                f"not have; choose weights of another family"
+            )
         elif unused := find_reason(theirs, layout):
             reasons.setdefault(unused, []).append(original)
         else:
