@@ -161,6 +161,7 @@ def main() -> None:
         for case in cases(Path(folder)):
             (FOLDER / f"{case.name}.json").write_text(format_json(make_fixture(case)))
             print(case.name)
+        make_towers(Path(folder) / "towers")
 
 
 def cases(folder: Path) -> Iterator[Case]:
@@ -287,6 +288,66 @@ def hugging_face_cases(folder: Path) -> Iterator[Case]:
     swiglu = {"mlp": "swiglu", "mlp_ratio": 96 / 36, "layer_scale": 1.0, "head": "none"}
     ours = {**TINY, "image": 24, **swiglu}
     yield hugging_face_case("dinov2-swiglu", ours, transformers.Dinov2Model(dino2), folder)
+
+
+def make_towers(folder: Path) -> None:
+    """Backbones whose files `vitrail.load_backbone` reads, each with its config.json."""
+    common: Settings = {
+        "image_size": 24,
+        "patch_size": TINY["patch"],
+        "hidden_size": TINY["width"],
+        "num_hidden_layers": TINY["depth"],
+        "num_attention_heads": TINY["heads"],
+        "intermediate_size": HIDDEN,
+    }
+    text = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 20}
+    text |= {"num_attention_heads": 1, "max_position_embeddings": 8}
+    clip = transformers.CLIPConfig(text_config=text, vision_config=common)
+    models = {
+        "clip": transformers.CLIPModel(clip),
+        "clip-vision": transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**common)),
+        "siglip-vision": transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**common)),
+        "dinov3": transformers.DINOv3ViTModel(
+            transformers.DINOv3ViTConfig(**common, num_register_tokens=2)
+        ),
+        "ijepa": transformers.IJepaModel(transformers.IJepaConfig(**common)),
+    }
+    for name, model in models.items():
+        case = hugging_face_case(name, {**TINY, "image": 24}, model, folder)
+        stated = json.loads((folder / name / "config.json").read_text())
+        write_tower(f"transformers-{name}", case, stated)
+    from open_clip.transformer import QuickGELU
+    from open_clip.transformer import VisionTransformer as OpenClip
+
+    for name, activation in (("gelu", nn.GELU), ("quick-gelu", QuickGELU)):
+        tower = OpenClip(
+            24, TINY["patch"], TINY["width"], TINY["depth"], TINY["heads"], TINY["mlp_ratio"],
+            output_dim=16, act_layer=activation,
+        )  # fmt: skip
+        tower.proj = None  # features before the projection
+        peer = f"open_clip {version('open_clip_torch')}"
+        case = case_with_weights(f"open-clip-{name}", peer, {**TINY, "image": 24}, tower)
+        write_tower(case.name, case, {})
+
+
+def write_tower(name: str, case: Case, stated: Settings) -> None:
+    x = torch.from_numpy(random_image(SEED, [2, 3, 24, 24]))
+    with torch.no_grad():
+        model = case.model.eval()
+        if isinstance(model, transformers.CLIPModel):
+            output = model.vision_model(x).pooler_output
+        else:
+            output = model(x)
+    if not isinstance(output, Tensor):
+        if output.get("pooler_output") is not None:
+            output = output.pooler_output
+        else:
+            output = output.last_hidden_state.mean(dim=1)
+    fixture = {"peer": case.peer, "config_json": stated, "shapes": case.shapes}
+    fixture |= {"image": {"seed": SEED, "shape": [2, 3, 24, 24]}, "output": output.tolist()}
+    (FOLDER / "towers").mkdir(exist_ok=True)
+    (FOLDER / "towers" / f"{name}.json").write_text(format_json(fixture))
+    print(name)
 
 
 def hugging_face_case(

@@ -20,6 +20,8 @@ def random_weight(name: str, shape: Sequence[int]) -> Array:
         x = 0.2 * x if name.endswith("bias") else 1 + 0.2 * x
         # the last norm of a ResNet branch: at 1, float32 rounding grows to 7e-5 over 50 layers
         return 0.3 * x if "norm3" in name else x
+    if not shape:  # CLIP's temperature
+        return np.ones((), np.float32)
     if shape[0] == 1:  # tokens and positions
         return 0.1 * x
     scale = math.sqrt(3 / math.prod(shape[1:]))  # keeps the variance from layer to layer

@@ -31,9 +31,11 @@ def flags(name: str) -> dict[str, Any]:
     config = fixture(name)["config"]
     size = config["image"]
     found = {"heads": config["heads"], "image": size if isinstance(size, int) else tuple(size)}
-    for setting in ("mlp", "eps", "positions"):
-        if setting in config and config[setting] != "swiglu":
-            found[setting] = config[setting]
+    if config.get("mlp") != "swiglu":
+        found |= {"mlp": config.get("mlp", "gelu")}
+    found["eps"] = config.get("eps", 1e-6)
+    if "positions" in config:
+        found["positions"] = config["positions"]
     return found
 
 

@@ -476,7 +476,6 @@ def test_both_forms_of_timms_config_are_read(tmp_path, nested):
     ("changes", "words"),
     [
         ({"architecture": "vit_base_patch16_rope_ape_224"}, "not a plain ViT"),
-        ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "not a plain ViT"),
         ({"model_args": {**ARGUMENTS, "attn_layer": "diff"}}, "not supported"),
         ({"model_args": {**ARGUMENTS, "act_layer": "relu"}}, "not supported"),
         ({"label_names": LABELS[:5]}, "5 class names"),

@@ -66,7 +66,8 @@ def finish_clip_mapping(
     for kind in ("weight", "bias"):
         if chunks := mapped.chunks.pop(f"attn_pool.qkv.{kind}", None):
             query, rest = split_query(chunks[0])
-            mapped.chunks |= {f"attn_pool.q.{kind}": {0: query}, f"attn_pool.kv.{kind}": {0: rest}}
+            mapped.chunks[f"attn_pool.q.{kind}"] = {0: query}
+            mapped.chunks[f"attn_pool.kv.{kind}"] = {0: rest}
 
 
 def finish_openai_mapping(
@@ -104,7 +105,7 @@ HUGGINGFACE_LAYOUT = Layout(
 )
 OPENAI_LAYOUT = Layout(
     name="openai",
-    patch_weight="conv1.weight",
+    patch_weight="class_embedding",
     names=OPENAI_NAMES,
     outside=TEXT_TOWER,
     unused=OPENAI_UNUSED,

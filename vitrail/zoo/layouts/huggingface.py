@@ -82,8 +82,10 @@ READ_ONLY_NAMES = {  # in memory since transformers 5
     "encoder.layer.{i}.mlp.down_proj.{p}": "blocks.{i}.mlp.fc2.{p}",
 }
 
-FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn")  # read
-FAMILIES += ("ijepa", "dinov3_vit", "clip", "clip_vision_model", "siglip", "siglip_vision_model")
+FAMILIES = (  # read
+    *("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn"),
+    *("ijepa", "dinov3_vit", "clip", "clip_vision_model", "siglip", "siglip_vision_model"),
+)
 DEFAULT_EPS = {"dinov2": 1e-6, "dinov3": 1e-5, "clip": 1e-5, "siglip": 1e-6}  # others: 1e-12
 DEFAULT_ACTS = {"clip": "quick_gelu", "siglip": "gelu_pytorch_tanh"}  # others: gelu
 ROPE_THETA = 100.0  # of DINOv3's rotary positions
@@ -123,6 +125,16 @@ def finish_huggingface_mapping(
         )
     del mapped.chunks["head.weight"], mapped.chunks["head.bias"]
     mapped.left_out.append("classifier: it also reads the mean of the patches")
+
+
+def finish_dinov3_mapping(
+    mapped: MappedStateDict, names: list[str], needs_head: bool, source: str
+) -> None:
+    """Without a gate, the only chunk of the MLP's first layer is all of it."""
+    for name, chunks in mapped.chunks.items():
+        if ".mlp.fc1." in name and set(chunks) == {1}:
+            chunks[0] = chunks.pop(1)
+    finish_huggingface_mapping(mapped, names, needs_head, source)
 
 
 def parse_huggingface_config(config: Mapping[str, Any], folder: Path) -> CheckpointConfig:
@@ -406,5 +418,5 @@ DINOV3_LAYOUT = Layout(
         "classifier.{p}": "head.{p}",
     },
     normalise=lambda name: name.removeprefix("model."),
-    finish=finish_huggingface_mapping,
+    finish=finish_dinov3_mapping,
 )

@@ -64,11 +64,12 @@ UNUSED = {
 # timm's plain ViTs. Models named rope, rpn or xp share parameter names but compute something else.
 PLAIN_MODELS = re.compile(
     r"(vit|deit3?|flexivit)_[a-z]+\d*m?2?(_plus)?(_distilled)?(_patch\d+|_r\d+_s\d+)?"
-    r"(_plus|_reg\d+|_gap|_map|_clip|_siglip|_dinov[23]|_qkvb)*(_\d+)?(_in21k|_miil)*"
+    r"(_plus|_reg\d+|_gap|_map|_clip|_quickgelu|_siglip|_dinov[23]|_qkvb)*(_\d+)?(_in21k|_miil)*"
 )
 # Settings by model name that no tensor shows; later matches override earlier ones.
 SETTINGS_BY_NAME: dict[str, dict[str, Any]] = {
     r".*_clip_.*": {"eps": 1e-5},
+    r".*_clip_quickgelu_.*": {"mlp": "quick_gelu"},
     r".*_dinov3.*": {"eps": 1e-5, "positions": "rotary", "pool": "avg"},
     r"vit_huge_plus_patch16_dinov3.*": {"heads": 20},
     r"vit_base_patch16_gap_224": {"heads": 16},
@@ -132,9 +133,9 @@ def parse_timm_config(config: Mapping[str, Any], folder: Path) -> CheckpointConf
     """Newer files nest the pretraining settings in pretrained_cfg, older ones are flat."""
     name = str(config["architecture"])
     pretrained = config.get("pretrained_cfg", config)
-    if not PLAIN_MODELS.fullmatch(name) or "quickgelu" in name:
+    if not PLAIN_MODELS.fullmatch(name):
         raise UserError(f"timm's {name} is not a plain ViT and cannot be loaded; choose another")
-    vit: dict[str, Any] = {}
+    vit: dict[str, Any] = {"mlp": "gelu", "eps": 1e-6}  # of timm's VisionTransformer
     for pattern, settings in SETTINGS_BY_NAME.items():
         if re.fullmatch(pattern, name):
             vit |= settings
