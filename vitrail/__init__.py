@@ -99,6 +99,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
 }
 
 __all__ = [
+    "Backbone",
     "Classifier",
     "Comparison",
     "Conversion",
@@ -132,6 +133,7 @@ __all__ = [
     "export",
     "head",
     "load",
+    "load_backbone",
     "models",
     "open_data",
     "preset",

@@ -80,7 +80,7 @@ def test_similarity_is_the_cosine_of_patch_features(weights, photo):
 
 def test_a_patch_outside_the_image_and_a_class_are_refused(weights, photo):
     backbone = vitrail.load_backbone(weights())
-    with pytest.raises(UserError, match="there is no patch at row 4, column 0; the image has 4"):
+    with pytest.raises(UserError, match="`patch` is row 4, column 0; the image has 4"):
         backbone.explain(photo, patch=(4, 0))
     with pytest.raises(SystemExit, match="has no head, so no class can be explained"):
         main(["explain", str(weights()), str(photo), "--class", "3"])

@@ -107,7 +107,7 @@ def explain_backbone(
         row, column = patch
         if not (0 <= row < rows and 0 <= column < columns):
             raise UserError(
-                f"there is no patch at row {row}, column {column}; the image has {rows} rows and "
+                f"`patch` is row {row}, column {column}; the image has {rows} rows and "
                 f"{columns} columns of patches"
             )
     similarity = patch_similarity(model, x)[0].cpu()  # (P, P)
