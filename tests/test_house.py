@@ -21,8 +21,9 @@ from vitrail.model.config import ViTConfig
 from vitrail.model.embed import rotary_positions
 from vitrail.model.vit import ViT
 from vitrail.run.auto import DataSummary, choose_from_scratch
+from vitrail.run.fine_tuning import Budget, choose_fine_tuning
 from vitrail.training.config import TrainConfig
-from vitrail.zoo.presets import PRESETS
+from vitrail.zoo.presets import PRESETS, preset
 from vitrail.zoo.weights import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -349,6 +350,13 @@ def chosen_settings() -> Iterator[dict[str, dict[str, object]]]:
     yield choose_from_scratch(replace(even, side=400), minutes=10.0).settings
     for change in ({"pixels": "uint16"}, {"labels": "multi"}):
         yield choose_from_scratch(replace(even, **change), minutes=10.0).settings
+    few, vit = replace(even, side=400, images=100), preset("Ti/16")
+    budget = Budget(seconds=60.0, speed=50.0)
+    for images, tune in ((100, "auto"), (100, "lora"), (5000, "all")):
+        photos = replace(few, images=images)
+        yield choose_fine_tuning(
+            photos, "Ti/16", vit, None, None, tune=tune, budget=budget
+        ).settings
     for published in PUBLISHED:
         yield {"preprocess": published.preprocess}
 

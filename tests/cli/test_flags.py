@@ -48,10 +48,17 @@ def test_help_names_exactly_the_settings_that_are_chosen_from_the_data():
             auto.choose_from_scratch(summary),
             auto.choose_from_scratch(summary, epochs=5),
             fine_tuning.choose_fine_tuning(summary, "Ti/16", vit, Preprocess(), None),
+            fine_tuning.choose_fine_tuning(
+                *(summary, "Ti/16", vit, Preprocess(), None, True),
+                budget=fine_tuning.Budget(seconds=300, speed=300.0),
+            ),
         ):
             chosen |= set(flatten_settings(choice.settings))
     sections = tuple(f"{section}." for section in CHOSEN_SECTIONS)
-    assert {name for name in chosen if not name.startswith(sections)} - {"model"} == CHOSEN_SETTINGS
+    assert {name for name in chosen if not name.startswith(sections)} - {
+        "model",
+        "tune",
+    } == CHOSEN_SETTINGS
 
 
 def test_choices_are_those_of_the_python_functions():

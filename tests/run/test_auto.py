@@ -114,8 +114,8 @@ def test_from_scratch_optimizer_batch_and_epochs_have_their_reasons():
 def test_a_fine_tuning_has_the_same_reasons():
     vit = preset("S/16")
     choice = fine_tuning.choose_fine_tuning(replace(PHOTOS, imbalance=12), "S/16", vit, None, None)
-    told = ("augmentation light: ", "batch 32: ", "optimizer adamw, learning rate 0.0005: ")
-    for start in (*told, "balanced sampling: ", "epochs 22: fine-tuning needs few"):
+    told = ("augmentation: flips", "batch 32: ", "optimizer adamw, learning rate 0.0002: ")
+    for start in (*told, "balanced sampling: ", "epochs 11: fine-tuning needs few"):
         assert line(choice, start)
     assert line(fine_tuning.choose_fine_tuning(PHOTOS, "S/16", vit, None, 5), "epochs 5: requested")
 

@@ -1,20 +1,26 @@
 """Training from weights: they arrive whole, learn slowly at the bottom, and may be gone later."""
 
+import json
+
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import vitrail
-from tests.run.conftest import tensors
+from tests.run.conftest import SMALL, tensors
 from tests.run.test_run import equal
 from vitrail.errors import UserError
 from vitrail.run.drive import Driver, Stopped
 from vitrail.run.recipe import merge_settings, read_recipe
+from vitrail.zoo.adapters import MATRICES
 
 AGAIN = {
     "train": {"steps": 24, "batch": 64, "log_every": 5, "save_every": 3600},
     "data": {"workers": 0},
 }
+
+FASTER = merge_settings(AGAIN, {"train": {"lr": 5e-3, "probe": 0}})  # no linear probe to keep
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def test_a_fine_tuning_begins_with_the_weights_and_low_rates_for_early_layers(
         drive(self)
 
     monkeypatch.setattr(Driver, "drive", noting)
-    done = digits("tuned", AGAIN, weights=str(weights))
+    done = digits("tuned", FASTER, weights=str(weights))
     scales = begun.pop("scales")
     theirs, ours = (load_file(path / "model.safetensors") for path in (weights, done.folder))
     heads = ("head.weight", "head.bias")
@@ -124,6 +130,7 @@ def test_what_bare_weights_do_not_say_must_be_said(digits, bare):
         with pytest.raises(UserError, match=r"how its images were normalised; set preprocess.mean"):
             digits("tuned", merge_settings(said, {"preprocess": view}), weights=str(bare))
     said = merge_settings(said, {"preprocess": {"mean": [0.4], "std": [0.3]}})
+    said = merge_settings(said, FASTER)
     folder = digits("tuned", said, weights=str(bare)).folder
     recipe, reasons = read_recipe(folder / "recipe.toml"), (folder / "recipe.toml").read_text()
     assert recipe["vit"]["heads"] == 2 and recipe["preprocess"]["mean"] == [0.4]
@@ -132,3 +139,96 @@ def test_what_bare_weights_do_not_say_must_be_said(digits, bare):
     assert not torch.equal(
         load_file(folder / "model.safetensors")["patch_embed.proj.weight"], first
     )
+
+
+TUNES = ("head", "proj", "lora")
+
+
+@pytest.mark.parametrize("tune", TUNES)
+def test_a_part_learns_and_the_adapter_restores_the_model_on_its_base(digits, weights, tune):
+    done = digits("tuned", FASTER, weights=str(weights), tune=tune)
+    theirs, ours = (load_file(path / "model.safetensors") for path in (weights, done.folder))
+    changed = {name for name in ours if not torch.equal(ours[name], theirs[name])}
+    expected = {
+        "head": set(),
+        "proj": {"blocks.0.attn.proj.weight", "blocks.0.attn.proj.bias"},
+        "lora": {f"blocks.0.{name}.weight" for name in MATRICES},
+    }
+    assert changed - {"head.weight", "head.bias"} == expected[tune]
+    again = vitrail.load(done.folder / "adapter.safetensors")
+    images = torch.rand(4, 1, 8, 8)
+    with torch.inference_mode():
+        mine, merged = again.model(images), done.classifier.model(images)
+    assert torch.allclose(mine, merged, atol=1e-6)
+    assert again.classes == done.classifier.classes
+    assert again.preprocess == done.classifier.preprocess
+
+
+def test_an_adapter_on_another_base_is_refused(digits, weights, tmp_path):
+    done = digits("tuned", AGAIN, weights=str(weights), tune="proj")
+    weights.rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="does not exist"):
+        vitrail.load(done.folder / "adapter.safetensors")
+    tensors = load_file(tmp_path / "elsewhere" / "model.safetensors")
+    with safe_open(tmp_path / "elsewhere" / "model.safetensors", "pt") as file:
+        metadata = json.loads(file.metadata()["vitrail"])
+    tensors["norm.bias"] += 1
+    weights.mkdir()
+    metadata.pop("checksums")
+    save_file(tensors, weights / "model.safetensors", {"vitrail": json.dumps(metadata)})
+    with pytest.raises(UserError, match="belongs to other base weights"):
+        vitrail.load(done.folder / "adapter.safetensors")
+
+
+@pytest.mark.parametrize("tune", ("head", "lora"))
+def test_cached_features_and_adapters_resume_bit_for_bit(
+    digits, weights, stop_at, monkeypatch, tmp_path, tune
+):
+    settings = merge_settings(AGAIN, {"train": {"ema": 0.9, "lr": 5e-3}})
+    whole = digits("whole", settings, weights=str(weights), tune=tune)
+    with monkeypatch.context():
+        stop_at(7)
+        with pytest.raises(Stopped):
+            digits("part", settings, weights=str(weights), tune=tune)
+    monkeypatch.undo()
+    part = vitrail.resume(tmp_path / "part", report=False, quiet=True)
+    assert equal(tensors(whole.folder), tensors(part.folder))
+    assert part.metrics["expected"] == whole.metrics["expected"]
+
+
+def test_frozen_blocks_are_cached_and_resume_bit_for_bit(
+    tmp_path, weights, digits, stop_at, monkeypatch
+):
+    deep = digits("deep", merge_settings(SMALL, {"vit": {"depth": 2}})).folder
+    settings = merge_settings(FASTER, {"train": {"frozen": 1, "patience": 9}})
+    whole = digits("whole", settings, weights=str(deep))
+    theirs, ours = (load_file(path / "model.safetensors") for path in (deep, whole.folder))
+    changed = {name for name in ours if not torch.equal(ours[name], theirs[name])}
+    assert changed and not any(name.startswith(("blocks.0", "patch_embed")) for name in changed)
+    with monkeypatch.context():
+        stop_at(7)
+        with pytest.raises(Stopped):
+            digits("part", settings, weights=str(deep))
+    monkeypatch.undo()
+    part = vitrail.resume(tmp_path / "part", report=False, quiet=True)
+    assert equal(tensors(whole.folder), tensors(part.folder))
+
+
+def test_what_to_expect_is_stored_and_the_run_does_not_end_below_the_probe(digits, weights):
+    settings = merge_settings(AGAIN, {"train": {"lr": 0.9, "clip": 0.0, "steps": 3}})
+    done = digits("ruined", settings, weights=str(weights))
+    expected = done.metrics["expected"]
+    low, high = expected["interval"]
+    assert low < expected["accuracy"] < high
+    assert done.metrics["val"]["accuracy"] > expected["accuracy"] - 0.1
+
+
+@pytest.mark.parametrize("tune", TUNES)
+def test_a_part_of_nothing_is_refused(digits, tune):
+    with pytest.raises(UserError, match=rf"`tune` {tune} changes a part of pretrained weights"):
+        digits("tuned", tune=tune, weights="none")
+
+
+def test_an_unknown_tune_is_one_line(digits, weights):
+    with pytest.raises(UserError, match="`tune` 'some' is unknown; choose auto or one of all"):
+        digits("tuned", AGAIN, weights=str(weights), tune="some")

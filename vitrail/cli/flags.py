@@ -32,6 +32,7 @@ CHOSEN_SETTINGS = {  # of the other sections; a test compares this with `run.aut
     *("train.epochs", "train.batch", "train.optimizer", "train.lr", "train.weight_decay"),
     *("train.warmup", "train.schedule", "train.layer_decay", "train.smoothing", "train.ema"),
     *("train.drop_patches", "train.drop_until", "train.class_weights", "data.balanced"),
+    *("train.probe", "train.frozen", "data.train_size"),
 }
 CHOSEN = "(default: chosen from the data)"
 NO_HINT = ""  # instead of "(default: None)" or "(default: False)"

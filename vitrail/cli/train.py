@@ -3,7 +3,7 @@
 import json as as_json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import tyro
 
@@ -25,8 +25,16 @@ from vitrail.cli.flags import (
     unset,
 )
 from vitrail.data.config import DataConfig, Preprocess
+from vitrail.run.recipe import Tune
 from vitrail.training.config import TrainConfig
 
+TunedPart: TypeAlias = Annotated[
+    Literal["auto"] | Tune,
+    tyro.conf.arg(
+        help="what fine-tuning changes: all weights, the head on cached features, attention "
+        "projections and head (APLA), or low-rank factors that are merged at the end (LoRA)"
+    ),
+]
 _TrainFlags = section_flags(TrainConfig, "train")
 _DataFlags = section_flags(DataConfig, "data")
 _PreprocessFlags = section_flags(Preprocess, "preprocess")
@@ -58,6 +66,7 @@ def train(
     *,
     model: Architecture = None,
     weights: Weights = "auto",
+    tune: TunedPart = "auto",
     minutes: OptionalFloat = None,
     epochs: OptionalInt = None,
     recipe: RecipeFile = None,
@@ -90,6 +99,7 @@ def train(
         source,
         model=model,
         weights=weights,
+        tune=tune,
         minutes=minutes,
         epochs=epochs,
         recipe=recipe,

@@ -159,6 +159,7 @@ class DataConfig:
     augment: Augment = field(default_factory=Augment)  # augmentation of training images
     columns: Columns = field(default_factory=Columns)  # column names of a table
     labels: LabelKind | None = None  # labels per image: single, or multi, any number of them
+    train_size: int | None = None  # resolution in training, if below that of preprocessing (FixRes)
     balanced: bool = False  # sample every class equally often, whatever its number of images
     skip_broken: bool = False  # skip unreadable images and report how many
     workers: int | None = None  # worker processes for loading (default: one per core, at most 8)
@@ -172,6 +173,8 @@ class DataConfig:
             raise UserError(
                 "balanced sampling needs one label per image; use `train.class_weights=True`"
             )
+        if self.train_size is not None and not self.train_size > 0:
+            raise UserError(f"train_size is {self.train_size}; give a number of pixels above 0")
         for name in ("workers", "cache_gb", "disk_gb"):
             number = getattr(self, name)
             if number is not None and not 0 <= number <= 1e9:

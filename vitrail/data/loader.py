@@ -4,7 +4,7 @@ import copy
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -89,7 +89,11 @@ class Loader:
         self.source, self.preprocess, self.config = source, preprocess, config or DataConfig()
         self.batch, self.seed, self.rank, self.world_size = batch, seed, rank, world_size
         self.device, self.progress = torch.device(device), progress
-        self.small = max(preprocess.height, preprocess.width) <= SMALL_SIZE
+        self.small = (
+            self.config.train_size is None
+            and max(preprocess.height, preprocess.width) <= SMALL_SIZE
+        )
+        self.inputs: Tensor | None = None  # what training batches hold instead of images
         workers, memory, disk = self.config.workers, self.config.cache_gb, self.config.disk_gb
         self.workers = default_workers() if workers is None else workers
         self.memory = (  # bytes left for decoded images
@@ -151,7 +155,8 @@ class Loader:
 
     def _reader(self, training: bool) -> Reader:
         """Large training images are cached uncropped, for a new random crop each time."""
-        return Reader(self.source, self.preprocess, uncropped=training and not self.small)
+        preprocess = self.train_preprocess if training else self.preprocess
+        return Reader(self.source, preprocess, uncropped=training and not self.small)
 
     def measure(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Computes mean and standard deviation of each channel of the training images."""
@@ -167,6 +172,12 @@ class Loader:
         size = reader.estimate_bytes(chosen) // reader.dtype.itemsize
         step = pixel_step(size)
         return channel_statistics(images, channels_first=not reader.uncropped, step=step)
+
+    @property
+    def train_preprocess(self) -> Preprocess:
+        """The preprocessing of training images, which may be smaller than those of evaluation."""
+        size = self.config.train_size
+        return self.preprocess if size is None else replace(self.preprocess, size=size)
 
     @property
     def steps(self) -> int:
@@ -185,10 +196,22 @@ class Loader:
         """Yields augmented batches from step `start` on; prefetches nothing from `end` on."""
         self.prepare("train")
         tasks = islice(self._plan(start), None if end is None else end - start)
+        if self.inputs is not None:
+            yield from self._stored_batches(self.inputs, tasks)
+            return
         for task, images in self._images("train", tasks, training=True):
             with single_thread():
                 batch = self._make_batch(task, images)
             yield batch
+
+    def _stored_batches(self, inputs: Tensor, tasks: Iterator[Task]) -> Iterator[Batch]:
+        """Yields rows of `inputs`, (views, training images, ...), each in a random view."""
+        for task in tasks:
+            uniforms = augment.sample_uniforms(self.seed, task.epoch, task.random_ids)
+            views = torch.from_numpy((uniforms["flip"] * len(inputs)).astype(np.int64))
+            rows = torch.from_numpy(np.searchsorted(self._items["train"], task.items))
+            labels = self._labels(task.items)
+            yield Batch(inputs[views, rows], labels, labels, task.items, task.step, task.epoch)
 
     def _make_batch(self, task: Task, images: Tensor) -> Batch:
         """Applies what needs the whole batch: all augmentation of small images, mixing of any."""
@@ -265,12 +288,13 @@ class Loader:
         if cached is not None and not reader.uncropped and (stack := cached.stacked) is not None:
             yield from gather_batches(torch.from_numpy(stack), cached, tasks)
             return
-        shape = self.preprocess.channels, self.preprocess.height, self.preprocess.width
+        preprocess = reader.preprocess
+        shape = preprocess.channels, preprocess.height, preprocess.width
         count = size or -(-self.batch // self.world_size)
         settings = self.config.augment if reader.uncropped else None
         needs_worker = reader.uncropped or reader.is_encoded(int(self._items[split][0]))
         images = prefetch(
-            FillBatch(cached or reader, self.preprocess, settings, self.seed),
+            FillBatch(cached or reader, preprocess, settings, self.seed),
             tasks,
             workers=self.workers if needs_worker else 0,
             slot_size=count * int(np.prod(shape)) * reader.dtype.itemsize,

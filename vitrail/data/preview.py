@@ -79,7 +79,9 @@ def preview_augmentation(
 
     Mixup and CutMix combine these images with each other, as in a batch of their own.
     """
-    config = replace(config, workers=0, disk_gb=0, balanced=False)
+    if config.train_size is not None:
+        preprocess = replace(preprocess, size=config.train_size)
+    config = replace(config, workers=0, disk_gb=0, balanced=False, train_size=None)
     loader = Loader(
         load_into_memory(source, items),
         preprocess,

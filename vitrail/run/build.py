@@ -20,6 +20,7 @@ from vitrail.run.recipe import Recipe, settings_to_dict
 from vitrail.training.distributed import SINGLE, World
 from vitrail.training.learner import Learner
 from vitrail.zoo import load as zoo
+from vitrail.zoo.adapters import freeze
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ def make_learner(recipe: Recipe, device: torch.device) -> Learner:
     if recipe.weights:
         load_backbone_weights(recipe.weights, model)
     model.to(device)
+    if recipe.tune != "all" or recipe.train.frozen:
+        freeze(model, recipe.tune, recipe.train.rank, recipe.train.frozen)
     if recipe.vit.positions != "rotary" and not recipe.vit.qk_norm:
         freeze_key_biases(model)
     names = dict(model.named_parameters())
@@ -113,7 +116,8 @@ def freeze_key_biases(model: ViT) -> None:
         if isinstance(module, Attention):
             mask = torch.ones_like(module.qkv.bias)
             mask.chunk(3)[1].zero_()
-            module.qkv.bias.register_hook(mask.mul)
+            if module.qkv.bias.requires_grad:
+                module.qkv.bias.register_hook(mask.mul)
 
 
 def load_for_fine_tuning(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -12,10 +12,13 @@ from vitrail.data.open import resolve_data
 from vitrail.data.source import Source
 from vitrail.data.sources.catalogue import DATASETS
 from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
+from vitrail.model.cost import count_macs
 from vitrail.run import auto, fine_tuning
 from vitrail.run.build import check_recipe, load_for_fine_tuning
 from vitrail.run.recipe import (
     Recipe,
+    Tune,
     check_settings,
     flatten_settings,
     merge_settings,
@@ -55,10 +58,15 @@ def design_recipe(
     summary = auto.summarise(source)
     start, why = choose_start(summary, request, device, download)
     requested = requested_settings(request)
+    if start is None and requested_tune(request) not in (AUTO, "all"):
+        raise UserError(
+            f"`tune` {requested_tune(request)} changes a part of pretrained weights, and this run "
+            f"starts from scratch; give `weights`, or omit `tune`"
+        )
     if start is None:
         choice = design_from_scratch(summary, request, requested, device, processes)
     else:
-        choice = design_fine_tuning(summary, request, requested, start)
+        choice = design_fine_tuning(summary, request, requested, start, device)
     reasons = [f"{source.name}: {summary}", explain_device(device, request.device), *why]
     reasons += choice.reasons
     if changed := list_changes(choice.settings, requested):
@@ -89,7 +97,8 @@ def requested_settings(request: Request) -> dict[str, Any]:
     if request.epochs is not None:
         train["epochs"] = request.epochs
     requested = {**request.settings, "train": train}
-    requested.pop("weights", None)
+    for name in ("weights", "tune"):
+        requested.pop(name, None)
     return requested
 
 
@@ -141,25 +150,57 @@ def design_from_scratch(
     )
 
 
+def requested_tune(request: Request) -> str:
+    """What learns, as requested; "auto" if nothing was."""
+    if request.tune == AUTO:
+        return str(request.settings.get("tune", AUTO))
+    if request.tune not in get_args(Tune):
+        known = ", ".join(get_args(Tune))
+        raise UserError(f"`tune` {request.tune!r} is unknown; choose auto or one of {known}")
+    return request.tune
+
+
+def estimate_speed(vit: ViTConfig, device: torch.device) -> float:
+    """Images per second of a forward pass, from the typical speed of such a device."""
+    rate = auto.CPU_RATE * torch.get_num_threads()
+    if device.type != "cpu":
+        rate = auto.GPU_RATES.get(device.type, auto.GPU_RATES["cuda"])
+    return rate / count_macs(vit)
+
+
 def design_fine_tuning(
     summary: auto.DataSummary,
     request: Request,
     requested: Mapping[str, Any],
     start: FoundWeights,
+    device: torch.device,
 ) -> auto.Choice:
     train = requested["train"]
     adapted: list[str] = []
     if start.size and start.published is not None:  # still on the hub
         name, vit = start.published.name, start.published.vit
         preprocess: Preprocess | None = Preprocess(size=vit.image, **start.published.preprocess)
+        speed = estimate_speed(vit, device)
     else:
         loaded = load_for_fine_tuning(summary, start.weights, request.settings)
         name = loaded.metadata.name or Path(start.weights).name
         vit, preprocess = loaded.model.config, loaded.preprocess
         adapted = loaded.report.adapted
+        speed = estimate_speed(vit, device)
+        if device.type == "cpu" and request.minutes is not None:
+            speed = fine_tuning.measure_speed(loaded.model)
+    fine_tuning.check_channels(vit, summary, start.weights)
     timed = request.minutes is not None or train.get("steps", 0) > 0
+    seconds = None if request.minutes is None else 60 * request.minutes
     choice = fine_tuning.choose_fine_tuning(
-        summary, name, vit, preprocess, train.get("epochs"), timed
+        summary,
+        name,
+        vit,
+        preprocess,
+        train.get("epochs"),
+        timed,
+        tune=requested_tune(request),
+        budget=fine_tuning.Budget(seconds=seconds, speed=speed),
     )
     choice.settings["weights"] = start.weights
     adopt_pixels(choice, summary, adapted)

@@ -60,6 +60,8 @@ class Driver:
         with catch_signals() as signals:
             if self.progress.epoch_steps and self.ends_epoch(self.progress.step):
                 self.end_epoch(self.progress.step)  # its evaluation failed before the resume
+            if config.probe and self.progress.step == 0:
+                self.evaluate_start()
             for step in self.train_steps(signals):
                 self.record_step(step)
                 if self.ends_epoch(step.number):
@@ -122,8 +124,8 @@ class Driver:
         progress.epoch_correct += step.correct
         progress.epoch_images += step.images
         self.recorder.advance(step.number)
-        # a weighted loss differs anyway, and so does that of several labels
-        comparable = step.number == 1 and not config.class_weights
+        # a weighted loss and one of several labels differ anyway; a linear probe knows the labels
+        comparable = step.number == 1 and not (config.class_weights or config.probe)
         comparable = comparable and not is_multi_label(self.loader.source)
         if comparable and (hint := loop.first_loss_hint(step.loss, self.recipe.vit.classes)):
             self.recorder.print(hint)
@@ -167,6 +169,14 @@ class Driver:
                 self.recorder.save_best(self.learner.eval_model, new)
         progress.start_epoch()
         self.recorder.log_epoch(line)
+
+    def evaluate_start(self) -> None:
+        """Evaluates the linear probe, so that the run never ends below it."""
+        scores = self.evaluate()
+        self.progress.best = Best(
+            val_accuracy=scores["val_accuracy"], val_loss=scores["val_loss"], epoch=0, step=0
+        )
+        self.recorder.save_best(self.learner.eval_model, self.progress.best)
 
     def evaluate(self) -> dict[str, Any]:
         """Loss and accuracy of the EMA weights on the validation split.

@@ -59,13 +59,13 @@ def plan_steps(
         seconds = trial_seconds(recipe.train, minutes)
         timing = measure_timing(recipe, loader, learner, seconds, world)
     decided = world.on_leader(
-        lambda: decide_length(recipe.train, loader, timing, minutes, started, terminal)
+        lambda: decide_length(recipe, loader, timing, minutes, started, terminal)
     )
     return replace(recipe, train=replace(recipe.train, **decided))
 
 
 def decide_length(
-    config: TrainConfig,
+    recipe: Recipe,
     loader: Loader,
     timing: StepTiming,
     minutes: float | None,
@@ -73,6 +73,7 @@ def decide_length(
     terminal: Terminal,
 ) -> dict[str, Any]:
     """The settings `steps`, `epochs` and `evaluate_every`; prints how long the run will take."""
+    config = recipe.train
     counts = {split: len(split_indices(loader.source, split)) for split in SPLITS}
     # computed from counts, not from timing, so that the same command gives the same run
     cost = counts["val"] / (FORWARDS_PER_STEP * counts["train"])
@@ -87,6 +88,8 @@ def decide_length(
             raise UserError(
                 f"{minutes:g} minutes are too short for one step; try `minutes={least:g}`"
             )
+        if recipe.tune == "head":  # cached features are learned long before the time is over
+            steps = min(steps, config.epochs * loader.steps)
     else:
         steps = config.steps or config.epochs * loader.steps
     epochs = math.ceil(steps / loader.steps) if minutes or config.steps else config.epochs

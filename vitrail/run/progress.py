@@ -19,6 +19,7 @@ class Progress:
     epoch_correct: int = 0  # correct predictions on the augmented training images of this epoch
     epoch_images: int = 0
     best: Best | None = None
+    expected: dict[str, Any] | None = None  # accuracy that frozen features reach
 
     def start_epoch(self) -> None:
         self.epoch_loss, self.epoch_steps, self.epoch_correct, self.epoch_images = 0.0, 0, 0, 0

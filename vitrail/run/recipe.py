@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from vitrail import files
 from vitrail.data.config import Augment, Columns, DataConfig, Preprocess
@@ -17,6 +17,8 @@ from vitrail.training.config import TrainConfig
 
 FORMAT = 1  # version of recipe.toml
 
+Tune = Literal["all", "head", "proj", "lora"]
+
 T = TypeVar("T")
 
 
@@ -25,6 +27,7 @@ class Recipe:
     source: str = ""  # folder, table, tar shards, or the name of a built-in data set
     model: str = ""  # name of the architecture; its settings are in the section vit
     weights: str = ""  # run, file or folder to fine-tune from; empty: train from scratch
+    tune: Tune = "all"  # what fine-tuning changes: all, head, proj (attention outputs) or lora
     vit: ViTConfig = field(default_factory=ViTConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -33,11 +36,16 @@ class Recipe:
     def __post_init__(self) -> None:
         for path in (self.source, self.weights):
             files.check_utf8_name(path)
+        if self.tune not in get_args(Tune):
+            known = ", ".join(get_args(Tune))
+            raise UserError(f"tune {self.tune!r} is unknown; choose one of {known}")
 
     @property
     def patches(self) -> int:
         """Patches of an image after preprocessing; `vit.patches` is their number at `vit.image`."""
         height, width = self.preprocess.height, self.preprocess.width
+        if self.data.train_size is not None:
+            height = width = self.data.train_size
         return (height // self.vit.patch) * (width // self.vit.patch)
 
 

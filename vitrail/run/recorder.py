@@ -7,15 +7,17 @@ from typing import Any
 
 from torch import nn
 
+from vitrail.model.vit import ViT
 from vitrail.run.progress import Progress
 from vitrail.run.recipe import Recipe
 from vitrail.run.request import Options
 from vitrail.run.storage.journal import Journal
-from vitrail.run.storage.record import CHECKPOINTS, LOG, MODEL
+from vitrail.run.storage.record import ADAPTER, CHECKPOINTS, LOG, MODEL
 from vitrail.run.terminal import Terminal
 from vitrail.training import checkpoint
 from vitrail.training.distributed import World
 from vitrail.training.learner import Learner
+from vitrail.zoo.adapters import merge_adapter, save_adapter
 from vitrail.zoo.file import save_model
 from vitrail.zoo.metadata import Best
 
@@ -65,6 +67,7 @@ class Recorder(NullRecorder):
         options: Options,
     ):
         self.folder, self.metadata, self.on_epoch = folder, metadata, options.on_epoch
+        self.recipe = recipe
         self.steps = recipe.train.steps
         self.terminal = Terminal(self.steps, options.quiet)
         self.journal = Journal(folder / LOG, progress.step, options.tensorboard)
@@ -107,7 +110,13 @@ class Recorder(NullRecorder):
             raise checkpoint.missing_folder_error(self.folder, "the best model")
         evaluation = None if best is None else asdict(best)
         metadata = {**self.metadata, "best": evaluation}
-        save_model(self.folder / MODEL, model, metadata)  # type: ignore[arg-type]
+        assert isinstance(model, ViT)
+        save_model(self.folder / MODEL, merge_adapter(model), metadata)
+        if self.recipe.tune != "all":
+            keys = ("classes", "channels", "preprocess", "name")
+            document = {key: metadata[key] for key in keys} | {"base": self.recipe.weights}
+            tune, frozen = self.recipe.tune, self.recipe.train.frozen
+            save_adapter(self.folder / ADAPTER, model, tune, frozen, document)
 
 
 def open_recorder(

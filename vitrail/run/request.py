@@ -27,6 +27,7 @@ class Request:
     data: str
     model: str | None = None
     weights: str = AUTO
+    tune: str = AUTO
     minutes: float | None = None
     epochs: int | None = None
     seed: int | None = None

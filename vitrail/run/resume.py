@@ -39,6 +39,7 @@ from vitrail.run.storage.record import (
     read_reasons,
 )
 from vitrail.run.terminal import Terminal
+from vitrail.run.transfer import expect_accuracy, start_from_features
 from vitrail.training import checkpoint
 from vitrail.training.device import pick_device
 from vitrail.training.distributed import TIMEOUT, World, join_world
@@ -104,6 +105,7 @@ def resume_run(
         )
         progress = Progress.from_dict(stored)
         learner = restore_learner(recipe, tensors, target)
+        fresh = not tensors
         del tensors  # they map the checkpoint into memory, and Windows cannot delete a mapped file
         if skip_broken:
             world.on_leader(lambda: store_recipe(folder, recipe))
@@ -111,6 +113,10 @@ def resume_run(
         options = replace(options, tensorboard=tensorboard)
         terminal.print(f"run {folder}: resuming from step {progress.step} of {recipe.train.steps}")
         loader.prepare("train", *options.splits)
+        if fresh:
+            progress.expected = expect_accuracy(recipe, learner, loader, terminal)
+        else:
+            start_from_features(recipe, learner, loader, fresh=False)
         return finish.complete_run(folder, recipe, loader, learner, progress, options, world)
 
 

@@ -31,6 +31,7 @@ from vitrail.run.storage.folder import (
 from vitrail.run.storage.journal import import_summary_writer
 from vitrail.run.storage.record import RECIPE, prepend_reasons
 from vitrail.run.terminal import Terminal
+from vitrail.run.transfer import expect_accuracy
 from vitrail.training.device import pick_device
 from vitrail.training.distributed import TIMEOUT, World, join_world
 
@@ -40,6 +41,7 @@ def train(
     *,
     model: str | None = None,
     weights: str | Path = AUTO,
+    tune: str = AUTO,
     minutes: float | None = None,
     epochs: int | None = None,
     recipe: str | Path | None = None,
@@ -71,6 +73,9 @@ def train(
         model: architecture to train from scratch, such as "Nano/4" or "S/16".
         weights: run folder, weight file or folder, or "hf:owner/name" to fine-tune. "auto" starts
             from published weights if the images are photos, "none" always from scratch.
+        tune: what fine-tuning changes: "all", the "head" alone, the attention projections and the
+            head ("proj"), or low-rank factors that are merged at the end ("lora"). "auto" decides
+            by the size of the model and the number of images.
         minutes: time until the results are written; the number of steps is planned to fit.
         epochs: passes over the training split, instead of `minutes`.
         recipe: TOML file with any of the settings.
@@ -96,6 +101,7 @@ def train(
         data=name_data(data, table),
         model=model,
         weights=str(weights),
+        tune=tune,
         minutes=minutes,
         epochs=epochs,
         seed=seed,
@@ -139,6 +145,7 @@ def start_run(
             loader.prepare("train", *options.splits)
             recipe = measure_normalisation(design, loader, world)
             learner = make_learner(recipe, device)
+            progress.expected = expect_accuracy(recipe, learner, loader, terminal)
             recipe = plan_steps(recipe, loader, learner, request.minutes, started, terminal, world)
             world.on_leader(
                 lambda: write_start(folder, recipe, design.reasons, source, progress.fingerprint)

@@ -19,6 +19,9 @@ MINIMUM = {  # of each whole number
     "save_every": 1,
     "log_every": 1,
     "seed": 0,
+    "frozen": 0,
+    "probe": 0,
+    "rank": 1,
 }
 RANGES = {  # minimum and maximum of the other numbers
     "weight_decay": (0, 1),
@@ -51,6 +54,9 @@ class TrainConfig:
     layer_decay: float = 1.0  # layer-wise learning-rate decay: factor from a layer to the one below
     drop_patches: float = 0.0  # patch dropout: fraction dropped at random in each image and step
     drop_until: float = 1.0  # fraction of all steps with patch dropout
+    frozen: int = 0  # blocks, from the input on, that do not learn: computed once and cached
+    probe: int = 0  # images of the linear probe that the head starts from; 0: it starts at zero
+    rank: int = 8  # of the factors that LoRA adds to a matrix (Hu et al., 2022)
     class_weights: bool = False  # weight the loss by inverse class frequency
     evaluate_every: int = 0  # epochs between evaluations on the validation split; 0: automatic
     patience: int = 0  # epochs without improvement before early stopping; 0 disables it

@@ -24,6 +24,7 @@ class Learner:
         matrices: Mapping[str, int] | None = None,
     ):
         self.model = model
+        self.module: nn.Module = model  # what training calls; may be only the upper part of `model`
         self.device = next(model.parameters()).device
         self.dtype = compute_dtype(config.precision, self.device)
         self.optimizer = build_optimizer(model, config, layer_index, no_weight_decay, matrices)

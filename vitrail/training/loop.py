@@ -86,7 +86,7 @@ def train_steps(
         if stopped:
             return
         if step == start:
-            wrapped = world.wrap_model(model, images.to(learner.device))
+            wrapped = world.wrap_model(learner.module, images.to(learner.device))
             forward = torch.compile(wrapped) if config.compile else wrapped
         seed_step(step_seed(config.seed, step, world.rank), learner.device)
         lr = learning_rate(step, total, config)

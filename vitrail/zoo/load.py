@@ -13,6 +13,7 @@ from vitrail.data.config import NORMALISATIONS, Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
+from vitrail.zoo.adapters import ADAPTER_KEY, apply_adapter, read_adapter
 from vitrail.zoo.architecture import HIDDEN_SETTINGS, Architecture, infer_architecture
 from vitrail.zoo.file import check_architecture, read_metadata, read_tensors
 from vitrail.zoo.files.lazy import FileContents
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 # Entries of the metadata that hold only for the weights that they were computed with.
 MEASURED = ("temperature", "metrics", "reference", "calibration", "checksums")
+ADAPTED = ("image", "channels", "classes", "head")  # what an adapter may change of its base
 ADAPTABLE = ("image", "patch", "channels", "classes", "depth", "head")
 TRAINING_ONLY = ("drop_path", "dropout", "attention_dropout")  # no tensor depends on them
 DEFAULT_CROPS = {"half": 0.9, "imagenet": 0.875, "clip": 1.0}  # of most published weights
@@ -74,6 +76,8 @@ def load_weights(
     requested, source = dict(vit or {}), str(path)
     checkpoint = locate_checkpoint(path)
     contents = open_weights(checkpoint.weights)
+    if ADAPTER_KEY in contents.metadata:
+        return load_adapted(contents, requested, source)
     metadata = read_metadata(contents, source)
     if metadata is not None:
         mapped, architecture, config = read_own_file(contents, metadata, source)
@@ -100,6 +104,22 @@ def load_weights(
             left_out=[*mapped.left_out, *changes.left_out],
             assumed=assumed,
         ),
+    )
+
+
+def load_adapted(contents: FileContents, requested: Mapping[str, Any], source: str) -> LoadedModel:
+    """The base weights of an adapter, found where its training found them, with its changes."""
+    document = read_adapter(contents, source)
+    vit = {name: getattr(document.vit, name) for name in ADAPTED}
+    base = load_weights(document.base, vit={**vit, **requested})
+    tensors = {name: tensor.read() for name, tensor in contents.tensors.items()}
+    model = apply_adapter(base.model, tensors, document.base_checksum, source)
+    return LoadedModel(
+        model=model,
+        classes=document.classes,
+        preprocess=document.preprocess,
+        metadata=Metadata(name=document.name),
+        report=replace(base.report, source=source, loaded=len(tensors)),
     )
 
 

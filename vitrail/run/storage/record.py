@@ -16,6 +16,7 @@ from vitrail.run.storage.predictions import Predictions
 
 RECIPE, LOG, CHECKPOINTS = "recipe.toml", "log.jsonl", "checkpoints"
 MODEL, METRICS = "model.safetensors", "metrics.json"
+ADAPTER = "adapter.safetensors"  # what a fine-tuning of few parameters has changed
 REPORT, FIGURES = "report.html", "figures"
 
 Line = dict[str, Any]
