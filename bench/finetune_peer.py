@@ -58,7 +58,7 @@ def build(job: TimmJob, classes: int) -> tuple[nn.Module, dict[str, Any]]:
 
     folder = Path(job.weights)
     config = json.loads((folder / "config.json").read_text())
-    overlay = {"file": str(folder / "model.safetensors")}
+    overlay = {"file": str(folder / "model.safetensors"), "custom_load": False}
     model = timm.create_model(
         config["architecture"],
         pretrained=True,
