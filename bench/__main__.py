@@ -16,6 +16,7 @@ from rich.progress import Progress
 
 from bench import report
 from bench.accuracy import AccuracySettings
+from bench.finetune import FinetuneSettings
 from bench.measure import Budget, OnProgress
 from vitrail.errors import UserError
 
@@ -30,6 +31,7 @@ Name = Literal[
     "start",
     "memory",
     "accuracy",
+    "finetune",
 ]
 MINUTES: dict[Name, float] = {  # rough durations, for the progress bar
     "input": 2.5,
@@ -57,6 +59,7 @@ REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
     "start": (),
     "memory": LIBRARIES,
     "accuracy": LIBRARIES,
+    "finetune": ("timm", "torchvision"),
 }
 
 
@@ -72,6 +75,9 @@ class Settings:
     accuracy: Annotated[AccuracySettings, tyro.conf.OmitArgPrefixes] = field(
         default_factory=AccuracySettings
     )  # only for accuracy
+    finetune: Annotated[FinetuneSettings, tyro.conf.OmitArgPrefixes] = field(
+        default_factory=FinetuneSettings
+    )  # only for finetune
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not self.seconds > 0:
@@ -85,7 +91,9 @@ def main(settings: Settings) -> None:
     required = dict.fromkeys(package for name in settings.names for package in REQUIRED[name])
     if missing := [package for package in required if find_spec(package) is None]:
         raise UserError(f"{', '.join(missing)} not installed; `make bench` installs all peers")
-    minutes = {name: MINUTES.get(name, settings.accuracy.total) for name in settings.names}
+    tuned = sum(entry.minutes for entry in settings.finetune.entries())
+    requested: dict[Name, float] = {"accuracy": settings.accuracy.total, "finetune": tuned}
+    minutes = {name: (MINUTES | requested)[name] for name in settings.names}
     results: dict[Name, dict[str, Any]] = {}
     pages: list[str] = []
     with Progress(console=Console(stderr=True)) as progress:
@@ -111,6 +119,8 @@ def run(name: Name, settings: Settings, progress: OnProgress) -> dict[str, Any]:
     start = time.monotonic()
     if name == "accuracy":
         result = bench.run(settings.accuracy, progress)
+    elif name == "finetune":
+        result = bench.run(settings.finetune, progress)
     elif name == "start":
         result = bench.run(budget, progress, settings.before)
     else:

@@ -16,6 +16,7 @@ from typing import Any
 
 from bench import onnx_runtime
 from bench.curves import accuracy_table, plot_accuracy
+from bench.finetune import render_finetune
 from bench.matmuls import MATMULS
 from bench.process import ROOT
 from vitrail.errors import UserError
@@ -100,12 +101,16 @@ def write_result(result: dict[str, Any], folder: Path) -> str:
     name = result["name"]
     write_file(folder / f"{name}.json", json.dumps(result, indent=1) + "\n")
     write_file(folder / f"{name}.md", page)
+    if "entries" in result:  # of finetune: a table says all
+        return page
     write_file(folder / f"{name}.svg", render_plot(result))
     return page
 
 
 def render_table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
+    if "entries" in result:
+        return "\n".join([render_finetune(result), format_origin(result), ""])
     if "sets" in result:
         return "\n".join([accuracy_table(result), "", format_origin(result), ""])
     contenders = list(dict.fromkeys(name for case in result["cases"] for name in case["rows"]))

@@ -138,7 +138,7 @@ def design_from_scratch(
     processes: int,
 ) -> auto.Choice:
     train = requested["train"]
-    return auto.choose_from_scratch(
+    choice = auto.choose_from_scratch(
         summary,
         model=request.model or request.settings.get("model"),
         minutes=request.minutes,
@@ -148,6 +148,17 @@ def design_from_scratch(
         device=device.type,
         processes=processes,
     )
+    choice.reasons.append(f"expect: {recorded_results(summary)}")
+    return choice
+
+
+def recorded_results(summary: auto.DataSummary) -> str:
+    """The accuracies of recorded runs on data of this kind; a band, not a promise."""
+    if summary.side >= PHOTO_SIDE:
+        return "from scratch, 46 % in 5 minutes was recorded on 3,068 photos of 10 kinds of clothes"
+    if summary.channels == 1:
+        return "from scratch, 98.7 to 99.4 % was recorded on MNIST and 88 to 91 % on Fashion-MNIST"
+    return "from scratch, 68 to 77 % was recorded on CIFAR-10 in 5 to 10 minutes"
 
 
 def requested_tune(request: Request) -> str:

@@ -88,7 +88,7 @@ def start_from_features(
         assert isinstance(target, ViT)
         set_heads(target, fits)
     return Expectation(
-        method="frozen features reach",
+        method="frozen features reached",
         accuracy=fits[0].accuracy,
         interval=wilson_interval(fits[0].accuracy, fits[0].images),
         images=fits[0].images,

@@ -125,6 +125,7 @@ def summarise_accuracy(record: Record, predictions: Predictions | None) -> dict[
         "high": format_percent(high),
         "bar": (100 * low, 100 * high, 100 * score["accuracy"]),
         "images": None,
+        "expected": describe_expected(record.metrics.get("expected")),
     }
     if predictions:
         counts = predictions.confusion(split).sum(dim=1)
@@ -132,6 +133,15 @@ def summarise_accuracy(record: Record, predictions: Predictions | None) -> dict[
         summary["errors"] = int((~predictions.splits[split].correct).sum())
         summary["baseline"] = 100 * float(counts.max() / counts.sum())  # always the largest class
     return summary
+
+
+def describe_expected(expected: dict[str, Any] | None) -> str:
+    """What accuracy the frozen features had before the first step; empty from scratch."""
+    if not expected:
+        return ""
+    low, high = expected["interval"]
+    reached = f"{format_percent(expected['accuracy'])} ({100 * low:.1f} to {format_percent(high)})"
+    return f"{expected['method']} {reached} by cross-validation"
 
 
 def describe_progress(record: Record) -> str:
