@@ -104,8 +104,9 @@ def evaluate_best(
         "epochs": -(-progress.step // loader.steps),
         "steps": progress.step,
         "seconds": round(progress.seconds, 1),
-        "expected": progress.expected,
     }
+    if progress.expected is not None:
+        metrics["expected"] = progress.expected
     return world.on_leader(
         lambda: write_results(folder, model, loader, {**metadata, "best": best}, metrics, outputs)
     )
