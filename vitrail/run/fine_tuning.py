@@ -170,10 +170,11 @@ def choose_schedule(
     train: dict[str, Any] = {"batch": batch, "optimizer": "adamw", "lr": lr, "warmup": 0.1}
     train |= {"schedule": "linear", "weight_decay": 0.05, "probe": probe_images(summary, budget)}
     reasons.append(f"batch {batch}: few epochs need small batches to become enough steps")
-    reasons.append(
-        f"head: starts from a linear probe on the features of {train['probe']:,} images, "
-        f"not from zeros (Kumar et al., 2022)"
-    )
+    if train["probe"]:
+        reasons.append(
+            f"head: starts from a linear probe on the features of {train['probe']:,} images, "
+            f"not from zeros (Kumar et al., 2022)"
+        )
     if tune == "head":
         reasons.append(f"optimizer adamw, learning rate {lr:g}, on cached features")
         return train | {"frozen": vit.depth, "weight_decay": 0.0}
@@ -190,7 +191,9 @@ def choose_schedule(
 
 
 def probe_images(summary: auto.DataSummary, budget: Budget) -> int:
-    """As many as a fifth of the time allows."""
+    """As many as the time allows; none if images have several labels, which softmax cannot fit."""
+    if summary.labels == "multi":
+        return 0
     if budget.seconds is None:
         return min(MAX_PROBE, summary.images)
     return min(MAX_PROBE, summary.images, max(64, int(budget.seconds * budget.speed)))
