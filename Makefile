@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test quick faults check bench docs test-oldest clean
+.PHONY: demo test quick faults check bench docs notebooks test-oldest clean
 
 demo: $(READY)
 	$(BIN)/vitrail demo
@@ -30,6 +30,10 @@ bench: .venv-bench/.installed
 # the site with its reference and the book: build/site/index.html opens without a server
 docs: $(READY)
 	$(BIN)/python -m docs.build
+
+# every chapter as a notebook in build/notebooks, each executed
+notebooks: $(READY)
+	$(BIN)/python -m book.notebooks --execute
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Vitrail needs Python 3.11 or newer: make PYTHON=python3.11")'

@@ -42,7 +42,7 @@ DIVERGING, SEQUENTIAL = "RdBu_r", "cividis"  # colour maps
 
 # The worked example of the chapter: three tokens, four numbers each.
 QUERIES = [[0.0, 2.0, 0.0, 1.0], [2.0, 0.0, 1.0, 0.0], [1.0, 0.0, 2.0, 0.0]]
-KEYS = [[0.0, 1.0, 0.0, 1.0], [2.0, 0.0, 1.0, 0.0], [2.0, 0.0, 0.0, 1.0]]
+KEYS = [[0.0, 1.0, 0.0, 1.0], [2.0, 0.0, 1.0, 0.0], [1.0, 0.0, 2.0, 0.0]]
 VALUES = [[0.0, 0.0, 0.0, 4.0], [4.0, 2.0, 0.0, 0.0], [4.0, 0.0, 2.0, 0.0]]
 TOKENS = ("sky", "left", "right")
 
@@ -299,11 +299,11 @@ def draw_attention(model: ViT) -> Figure:
     marked.add_patch(Rectangle(corner, patch, patch, ec="#ffd23f", fc="none", lw=1.6))
     sheet.add_text(0.12 + side / 2, 1.36, "query patch", weight="bold")
     for block, left in ((0, 1.5), (6, 5.28)):
-        sheet.add_text(left + 1.78, 1.57, f"block {block + 1}", 9, weight="bold")
+        sheet.add_text(left + 1.78, 1.57, f"block {block}", 9, weight="bold")
         for head, values in enumerate(attention_maps(model, run_blocks(model, z, block), block)):
             x = left + head * (side + 0.06)
             sheet.add_image(values, x, 0.1, side, side, cmap=SEQUENTIAL)
-            sheet.add_text(x + side / 2, 1.36, f"head {head + 1}")
+            sheet.add_text(x + side / 2, 1.36, f"head {head}")
     return sheet.figure
 
 
@@ -348,7 +348,7 @@ def draw_positions(model: ViT) -> Figure:
                 similarity, left + 1.44 * number, 0.28, 1.38, 1.38, cmap=SEQUENTIAL
             )
             axes.plot(column, row, "s", ms=6.4, mec="white", mfc="none", mew=1.2)
-            sheet.add_text(left + 1.44 * number + 0.69, 0.13, f"row {row + 1}, column {column + 1}")
+            sheet.add_text(left + 1.44 * number + 0.69, 0.13, f"row {row}, column {column}")
     return sheet.figure
 
 

@@ -59,6 +59,38 @@ def test_every_block_of_the_chapter_prints_the_stated_output(names: dict[str, An
     assert names["logits"].shape == (1, 1000)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "before-you-start",
+        "sixty-lines",
+        "how-it-learns",
+        "how-sure",
+        "into-the-world",
+        "paper-figures",
+    ],
+)
+def test_every_block_of_another_chapter_prints_the_stated_output(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(build.ROOT / "book" / f"{name}.md")
+
+
+@pytest.mark.parametrize("chapter", build.chapters(), ids=lambda path: path.name)
+def test_every_exercise_has_a_solution(chapter: Path) -> None:
+    text = chapter.read_text().partition("## Exercises\n")[2]
+    exercises = re.split(r"^\*\*\d\.\*\* ", text, flags=re.M)[1:]
+    assert not [one for one in exercises if "<summary>Solution</summary>" not in one]
+    if chapter.stem not in ("index", "teaching", "what-can-happen"):
+        assert len(exercises) >= 3
+
+
+def test_the_small_vit_has_sixty_lines() -> None:
+    lines = (build.ROOT / "book" / "small_vit.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) <= 60
+
+
 def test_a_wrong_number_beside_a_print_is_found(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.md"
     wrong.write_text("```python\nprint(1 + 1)  # 3\n```\n")
