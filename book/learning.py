@@ -37,7 +37,7 @@ class Experiment:
 
     steps: int = 1500
     batch: int = 64
-    optimizer: str = "adamw"  # or "muon", "sgd"
+    optimizer: str = "adamw"  # or "sgd"
     lr: float = 1e-3  # peak learning rate
     warmup: float = 0.1  # fraction of the steps
     decay: bool = True  # cosine decay after the warm-up; else constant
@@ -57,7 +57,6 @@ TRICKS = {
     "learning rate x 10": replace(ALL, lr=1e-2),
     "x 10, no warm-up": replace(ALL, lr=1e-2, warmup=0.0),
     "SGD": replace(ALL, optimizer="sgd", lr=0.05),
-    "Muon": replace(ALL, optimizer="muon", lr=1e-2),
 }
 SIZES = (30, 100, 300, 1000)
 HUNGER = {
@@ -102,14 +101,7 @@ def build(experiment: Experiment) -> nn.Module:
 def choose_optimizer(model: nn.Module, experiment: Experiment) -> torch.optim.Optimizer:
     if experiment.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=experiment.lr, momentum=0.9)
-    matrices = {
-        name: 3 if "qkv" in name else 1
-        for name, parameter in model.named_parameters()
-        if parameter.ndim == 2 and name.startswith("blocks")
-    }
-    kind: Any = experiment.optimizer
-    config = TrainConfig(optimizer=kind, lr=experiment.lr)
-    return build_optimizer(model, config, no_weight_decay=(), matrices=matrices)
+    return build_optimizer(model, TrainConfig(lr=experiment.lr))
 
 
 def shift(images: Tensor, most: int = 1) -> Tensor:
