@@ -4,6 +4,7 @@ import os
 import pickle
 
 import pytest
+from PIL import Image
 
 from tests.data.samples import class_folders, encoded, write
 from vitrail.data.open import open_data
@@ -236,3 +237,24 @@ def test_a_source_stays_usable_from_another_folder(pets, monkeypatch, tmp_path):
     source = open_data("pets")
     monkeypatch.chdir("/")
     assert source[0].id == "cat/0.png"
+
+
+def test_folders_of_imagenet_match_a_model_with_its_thousand_names(tmp_path):
+    from vitrail.zoo.weights import imagenet_classes
+
+    for wnid in ("n01440764", "n02056570"):
+        (tmp_path / "val" / wnid).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "val" / wnid / "ILSVRC2012_val_00000001.JPEG")
+    source = open_data(tmp_path / "val", classes=imagenet_classes(), split=False)
+    assert [source.classes[label] for label in source.labels] == ["tench", "king penguin"]
+
+
+def test_class_folders_inside_one_more_folder_are_found(tmp_path):
+    for label in ("cat", "dog"):
+        (tmp_path / "pets" / "images" / label).mkdir(parents=True)
+        for number in range(4):
+            picture = Image.new("RGB", (8, 8), (number, 0, len(label)))
+            picture.putpixel((0, 0), (number, 9, ord(label[0])))
+            picture.save(tmp_path / "pets" / "images" / label / f"{number}.png")
+    source = open_data(tmp_path / "pets")
+    assert source.classes == ("cat", "dog") and len(source) == 8

@@ -101,6 +101,10 @@ def open_folder(
         )
     where = {name: f"folder {'/'.join(folder.parts)}" for folder, _, name in used}
     if split and len(where) == 1:
+        if (inner := find_inner_folder(folders)) is not None:
+            return open_folder(
+                path / inner, classes=classes, labels=labels, split=split, progress=progress
+            )
         raise UserError(describe_single_class(path, folders, next(iter(where))))
     names, index = match_labels(where, classes)
     parts = [(folder, part_split, index[name]) for folder, part_split, name in used]
@@ -227,6 +231,16 @@ def split_and_class(folder: Folder, split_folders: dict[str, str]) -> tuple[str,
     if len(folder.parts) < 2 or folder.parts[0] not in split_folders:
         return "", None
     return split_folders[folder.parts[0]], folder.parts[1]
+
+
+def find_inner_folder(folders: list[Folder]) -> str | None:
+    """The only folder below the root, if it holds class folders and no images of its own."""
+    used = [folder.parts for folder in folders if folder.names]
+    tops = {parts[:1] for parts in used}
+    classes = {parts[1] for parts in used if len(parts) > 1}
+    if len(tops) != 1 or len(classes) < 2 or any(len(parts) < 2 for parts in used):
+        return None
+    return used[0][0]
 
 
 def describe_single_class(path: Path, folders: list[Folder], name: str) -> str:

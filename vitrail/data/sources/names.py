@@ -6,6 +6,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
 from itertools import pairwise
 from typing import overload
 
@@ -13,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import UserError
+
+IMAGENET_CLASSES = 1000
 
 
 class PackedNames(Sequence[str]):
@@ -88,6 +92,18 @@ def make_unique(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def is_wnid(name: str) -> bool:
+    """Whether a name is a WordNet identifier, as ImageNet's folders have it: "n02056570"."""
+    return re.fullmatch(r"n[0-9]{8}", name) is not None
+
+
+@cache
+def imagenet_wnids() -> tuple[str, ...]:
+    """The identifiers of the thousand classes of ILSVRC 2012, in the order of their indices."""
+    text = files("vitrail.data.sources").joinpath("imagenet_wnids.txt").read_text("utf-8")
+    return tuple(text.split())
+
+
 def match_labels(
     labels: Mapping[str, str], classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -95,7 +111,7 @@ def match_labels(
 
     `labels` maps each label to where it occurs, for error messages. Without `classes` the labels
     themselves are the classes, in natural order. With them, all labels are class names, or all are
-    class indices.
+    class indices, or, for a model with the thousand classes of ImageNet, WordNet identifiers.
     """
     for label, where in labels.items():
         if label != label.encode(errors="replace").decode():  # an unpaired surrogate
@@ -108,6 +124,10 @@ def match_labels(
     unknown = [label for label in labels if label not in index]
     if not unknown:
         return names, {label: index[label] for label in labels}
+    if len(names) == IMAGENET_CLASSES and all(map(is_wnid, labels)):
+        wnids = {wnid: number for number, wnid in enumerate(imagenet_wnids())}
+        if all(label in wnids for label in labels):
+            return names, {label: wnids[label] for label in labels}
     if all(re.fullmatch(r"[0-9]{1,9}", label) for label in labels):
         for label in labels:
             if int(label) >= len(names):
