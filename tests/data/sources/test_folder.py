@@ -188,12 +188,6 @@ def test_one_class_is_an_error_that_names_it(tmp_path):
         open_data(class_folders(tmp_path / "x", {"cat": 9}))
 
 
-def test_a_parent_folder_of_the_data_is_recognised(tmp_path):
-    class_folders(tmp_path / "x" / "pets", {"cat": 3, "dog": 3})
-    with pytest.raises(UserError, match=r"did you mean .*x/pets\?"):
-        open_data(tmp_path / "x")
-
-
 def test_an_empty_class_folder_is_an_error_that_names_it(pets):
     (pets / "emu").mkdir()
     with pytest.raises(UserError, match="class 'emu' of pets has no training images"):
