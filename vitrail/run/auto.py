@@ -24,7 +24,9 @@ from vitrail.run.recipe import settings_to_dict
 from vitrail.zoo.presets import preset
 
 CPU_RATE = 1.5e10  # multiply-adds per second in training, of one core
+CONV_SPEED = 1.7  # times this rate: wide convolutions reach more of a core than narrow matrices
 GPU_RATES = {"cuda": 2e13, "mps": 1e12}  # the same of a GPU; for Apple's an estimate, not measured
+AFFORDABLE = 2e7  # multiply-adds of a model that pays off from one epoch on
 STEP_COST = 3  # a training step costs about three forward passes
 LONG_RUN = 2 * 3600  # seconds; longer default runs are avoided, or announced
 STEPS_PER_EPOCH = 16  # at least, where the data set is large enough
@@ -122,7 +124,7 @@ def choose_from_scratch(
     reasons = [
         f"image {vit.size[0]}: the short side has {summary.side} pixels; "
         f"{vit.patches} patches of {vit.patch} x {vit.patch}",
-        f"model {model}: width {vit.width}, {vit.depth} blocks; about {number} epochs expected",
+        f"model {model}: {describe_model(vit)}; about {number} epochs expected",
         f"augmentation {augment}: {why}",
     ]
     reasons.append("normalisation: mean and std of the training images")
@@ -149,11 +151,12 @@ def choose_from_scratch(
 
 
 def input_size(side: int, device: str) -> tuple[int, int]:
-    """Image size and patch size of the model: about 64 patches where the pixels allow it."""
+    """Image size and patch size of the model: 16 to 100 patches."""
     if side <= 16:
         return max(8, side // 2 * 2), 2  # smaller images are enlarged, for enough patches
     if side <= 48:
-        return round(side / 4) * 4, 4
+        patch = 4 if side < 30 else 8
+        return round(side / patch) * patch, patch
     if side <= 96 or device == "cpu":
         return 64, 8
     return (128, 16) if side < 160 else (160, 16)
@@ -162,21 +165,32 @@ def input_size(side: int, device: str) -> tuple[int, int]:
 def choose_model(
     summary: DataSummary, device: str, rate: float, minutes: float | None, wanted: float | None
 ) -> tuple[str, ViTConfig]:
-    """The largest of the small models that gets enough epochs within the time."""
+    """The largest of the small models that gets enough epochs within the time.
+
+    With a stem, twice the multiply-adds need four times the epochs; plain ViTs need more.
+    """
     size, patch = input_size(summary.side, device)
+    stem = "R9+" if patch in (4, 8) else ""
     for name, needed in (("Mini", 80), ("Micro", 30)):
-        vit = small_vit(name, size, patch)
+        vit = small_vit(stem + name, size, patch)
         epochs = expected_epochs(summary, vit, rate, minutes, wanted)
-        seconds = epochs * summary.images * STEP_COST * count_macs(vit) / rate
+        seconds = epochs * summary.images / images_per_second(vit, rate)
+        if stem:
+            needed = (count_macs(vit) / AFFORDABLE) ** 2
         if epochs >= needed and (minutes or wanted or seconds < LONG_RUN):
-            return f"{name}/{patch}", vit
-    name = "Pico" if patch == 2 else "Nano"
+            return f"{stem}{name}/{patch}", vit
+    name = "Pico" if patch == 2 else f"{stem}Nano"
     return f"{name}/{patch}", small_vit(name, size, patch)
 
 
 def small_vit(name: str, size: int, patch: int) -> ViTConfig:
     """Sine-cosine positions and average pooling train better from scratch (Beyer et al., 2022)."""
     return preset(f"{name}/4", image=size, patch=patch, positions="sincos", pool="avg")
+
+
+def describe_model(vit: ViTConfig) -> str:
+    stem = "the first stages of a ResNet-9, then " if vit.stem == "r9" else ""
+    return f"{stem}{vit.depth} blocks of width {vit.width}"
 
 
 def named_vit(summary: DataSummary, model: str) -> ViTConfig:
@@ -197,7 +211,12 @@ def expected_epochs(
     """The epochs that fit into the minutes; without minutes those wanted, or the default."""
     if minutes is None:
         return wanted or default_epochs(summary)
-    return 60 * minutes * rate / (STEP_COST * count_macs(vit)) / summary.images
+    return 60 * minutes * images_per_second(vit, rate) / summary.images
+
+
+def images_per_second(vit: ViTConfig, rate: float) -> float:
+    """In training, on a device of this rate of multiply-adds."""
+    return rate * (CONV_SPEED if vit.small_stem else 1) / (STEP_COST * count_macs(vit))
 
 
 def default_epochs(summary: DataSummary) -> int:
@@ -237,7 +256,7 @@ def choose_training(
         why = f"there are only {summary.images} images"
     reasons.append(f"batch {batch}: {why}")
     reasons.append("optimizer muon, learning rate 0.01: better than AdamW on CIFAR-10, both tuned")
-    if vit.patches >= LONG_SEQUENCE and epochs < SHORT_TRAINING:
+    if vit.stem == "patch" and vit.patches >= LONG_SEQUENCE and epochs < SHORT_TRAINING:
         train |= {"drop_patches": 0.5, "drop_until": 0.7}
         reasons.append("patch dropout 0.5 at first: cheaper steps, so more of them in short time")
     if epochs >= MANY_EPOCHS:

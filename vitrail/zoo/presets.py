@@ -60,11 +60,10 @@ DINO3: dict[str, Any] = {
     "eps": 1e-5,
     "head": "none",
 }
-R9: dict[str, Any] = {"depth": 2, "stem": "r9", "patch": 8, "image": 32, "pool": "avg"}
-R9 |= {"positions": "sincos"}
 SIGLIP: dict[str, Any] = {"pool": "map", "mlp": "gelu_tanh", "head": "none"}
 CLIP: dict[str, Any] = {"pre_norm": True, "eps": 1e-5, "head": "none"}
 SIMPLE: dict[str, Any] = {"positions": "sincos", "pool": "avg"}
+R9: dict[str, Any] = {**SIMPLE, "stem": "r9", "depth": 2, "image": 32}
 MAE: dict[str, Any] = {"pool": "avg", "norm_after_pool": True, "registers": 1, "drop_path": 0.1}
 SWIGLU: dict[str, Any] = {"mlp": "swiglu", "mlp_ratio": 8 / 3}
 PAPER: dict[str, Any] = {"dropout": 0.1, "head": "mlp", "classes": 21843}
@@ -84,10 +83,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Xiao et al., 2021: convolutions of stride 2 replace the patches and one block
     "Conv+Ti/16": {**SIZES["Ti"], "depth": 11, "stem": "conv", "patch": 16},
     "Conv+S/16": {**SIZES["S"], "depth": 11, "stem": "conv", "patch": 16},
-    # The first stages of a ResNet-9, then a few blocks on few tokens: the small hybrids of `auto`
-    "R9+Nano/4": {**SIZES["Nano"], **R9, "patch": 4, "image": 28},
-    "R9+Micro/8": {**SIZES["Micro"], **R9},
-    "R9+Mini/8": {**SIZES["Mini"], **R9},
+    # The first stages of a ResNet-9, then two blocks on few tokens: what `train` chooses
+    **{
+        f"R9+{size}/{patch}": {**SIZES[size], **R9, "patch": patch}
+        for size in ("Nano", "Micro", "Mini")
+        for patch in (4, 8)
+    },
     "B/16 in21k": {**SIZES["B"], "patch": 16, **PAPER},  # Dosovitskiy et al., pretraining
     "DeiT-Ti/16 distilled": {**SIZES["Ti"], "distilled": True, **DEIT},  # Touvron et al., 2021
     "DeiT-S/16 distilled": {**SIZES["S"], "distilled": True, **DEIT},
