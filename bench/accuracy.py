@@ -20,12 +20,13 @@ from typing import Any
 
 from bench.measure import OnProgress
 from bench.process import ROOT
-from bench.recipes import LEARNING_RATES, RECIPES
+from bench.recipes import RECIPES
 from bench.report import describe_code
 from vitrail.errors import UserError
 from vitrail.files import write_file
 
-OURS = "vitrail"
+OURS, PLAIN = "vitrail", "vitrail, plain ViT"
+PLAIN_FLAGS = ("--model", "Nano/4", "--vit.positions", "sincos", "--vit.pool", "avg")
 CORES = len(os.sched_getaffinity(0))
 SHORTER = (0.5, 0.25)  # fractions of the minutes; Vitrail also trains for these, with one seed
 MIN_MINUTES = 1.0  # start, planning and test take too large a part of anything shorter
@@ -67,8 +68,9 @@ class AccuracySettings:
             entries += [replace(entry, seed=seed) for seed in range(self.seeds)]
             shorter = [fraction * self.minutes for fraction in SHORTER]
             entries += [replace(entry, minutes=m) for m in shorter if m >= MIN_MINUTES]
+            entries.append(replace(entry, contender=PLAIN))
             for peer, recipe in RECIPES.items():
-                rates = sorted({recipe.lr, *LEARNING_RATES})
+                rates = sorted({recipe.lr, *recipe.rates})
                 entries += [replace(entry, contender=peer, lr=lr) for lr in rates]
         return entries
 
@@ -106,7 +108,7 @@ def run(settings: AccuracySettings, progress: OnProgress) -> dict[str, Any]:
     def run_entry(entry: Entry) -> dict[str, Any]:
         path = work / entry.file
         if not path.is_file():
-            train = train_vitrail if entry.contender == OURS else train_peer
+            train = train_vitrail if entry.contender in (OURS, PLAIN) else train_peer
             train(entry, path, partial(advance, entry))
         advance(entry, 1.0)
         result: dict[str, Any] = json.loads(path.read_text())
@@ -132,7 +134,7 @@ def run(settings: AccuracySettings, progress: OnProgress) -> dict[str, Any]:
 
 
 def train_vitrail(entry: Entry, path: Path, on_progress: Callable[[float], None]) -> None:
-    """Runs `vitrail train SET --minutes M`; the times of the curve are those of the run's log."""
+    """Runs `vitrail train SET --minutes M --from none`; the curve comes from the run's log."""
     from vitrail.model.config import ViTConfig
     from vitrail.model.cost import count_parameters
     from vitrail.run.recipe import read_recipe, settings_from_dict
@@ -141,7 +143,8 @@ def train_vitrail(entry: Entry, path: Path, on_progress: Callable[[float], None]
     folder, code = path.with_suffix(""), describe_code()
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted entry
     command = ["vitrail", "train", entry.data, "--minutes", f"{entry.minutes:g}"]
-    command += ["--seed", str(entry.seed), "--out", str(folder)]
+    command += ["--seed", str(entry.seed), "--out", str(folder), "--from", "none"]
+    command += PLAIN_FLAGS if entry.contender == PLAIN else ()
     run_module(command, entry, path, on_progress)
     metrics = json.loads((folder / "metrics.json").read_text())
     recipe = read_recipe(folder / "recipe.toml")
@@ -151,7 +154,7 @@ def train_vitrail(entry: Entry, path: Path, on_progress: Callable[[float], None]
         if line["kind"] == "epoch" and line["val_accuracy"] is not None
     ]
     result = {
-        "contender": OURS,
+        "contender": entry.contender,
         "lr": recipe["train"]["lr"],
         "seed": entry.seed,
         "minutes": entry.minutes,

@@ -4,8 +4,9 @@ import math
 from statistics import mean, median
 from typing import Any
 
-OURS, TUTORIAL = "vitrail", "tutorial"
+OURS, PLAIN, TUTORIAL, CONVNET = "vitrail", "vitrail, plain ViT", "tutorial", "resnet-9"
 COLOURS = {OURS: "black", "timm": "C0", "transformers": "C1", "vit-pytorch": "C2", TUTORIAL: "C4"}
+COLOURS |= {PLAIN: "grey", CONVNET: "C3"}
 
 Entry = dict[str, Any]
 
@@ -20,15 +21,19 @@ def accuracy_table(result: dict[str, Any]) -> str:
 def set_table(name: str, entries: list[Entry], minutes: float) -> str:
     rows = group_entries(entries, minutes)
     best, tutorial = best_peer(rows), rows[f"{TUTORIAL}, published"][0]
+    level = min(entry["val"] for entry in rows[OURS])  # which all our seeds reach
+    our_seconds = median(seconds_to(entry["curve"], level) for entry in rows[OURS])
     lines = [
         f"| {name}, {minutes:g} min | parameters | learning rate | test accuracy | "
         f"seconds to the best peer's {best['val']:.1%} | "
-        f"seconds to the tutorial's {tutorial['val']:.1%} |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"seconds to the tutorial's {tutorial['val']:.1%} | "
+        f"times our seconds to our {level:.1%} |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for label, group in rows.items():
         cells = [f"{group[0]['parameters']:,}", f"{group[0]['lr']:g}", format_accuracy(group)]
-        cells += [format_seconds_to(group, level["val"]) for level in (best, tutorial)]
+        cells += [format_seconds_to(group, peer["val"]) for peer in (best, tutorial)]
+        cells.append(format_times_longer(group, level, our_seconds))
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -40,8 +45,13 @@ def group_entries(entries: list[Entry], minutes: float) -> dict[str, list[Entry]
     for entry in ours:
         if entry["minutes"] != minutes:
             rows[f"{OURS} in {entry['minutes']:g} min"] = [entry]
-    peers = dict.fromkeys(e["contender"] for e in entries if e["contender"] != OURS)
+    if plain := [entry for entry in entries if entry["contender"] == PLAIN]:
+        rows[PLAIN] = plain
+    peers = dict.fromkeys(e["contender"] for e in entries if not e["contender"].startswith(OURS))
     for peer in peers:
+        if peer == CONVNET:
+            rows[peer] = [entry for entry in entries if entry["contender"] == peer]
+            continue
         runs = [entry for entry in entries if entry["contender"] == peer]
         rows[f"{peer}, published"] = [entry for entry in runs if entry["published"]]
         rows[f"{peer}, best learning rate"] = [max(runs, key=lambda entry: entry["val"] or 0)]
@@ -49,8 +59,8 @@ def group_entries(entries: list[Entry], minutes: float) -> dict[str, list[Entry]
 
 
 def best_peer(rows: dict[str, list[Entry]]) -> Entry:
-    """The peer with the highest validation accuracy."""
-    peers = [group[0] for label, group in rows.items() if not label.startswith(OURS)]
+    """The ViT peer with the highest validation accuracy."""
+    peers = [group[0] for label, group in rows.items() if not label.startswith((OURS, CONVNET))]
     return max(peers, key=lambda entry: entry["val"] or 0)
 
 
@@ -68,6 +78,15 @@ def format_accuracy(group: list[Entry]) -> str:
 def format_seconds_to(group: list[Entry], level: float) -> str:
     seconds = median(seconds_to(entry["curve"], level) for entry in group)
     return f"{seconds:.0f}" if seconds < math.inf else "not reached"
+
+
+def format_times_longer(group: list[Entry], level: float, our_seconds: float) -> str:
+    """Time to accuracy over ours; if the group does not reach the level, more than all its time."""
+    seconds = median(seconds_to(entry["curve"], level) for entry in group)
+    if seconds < math.inf:
+        return f"{seconds / our_seconds:.2f}"
+    longest = max((entry["curve"][-1][0] for entry in group if entry["curve"]), default=0.0)
+    return f"over {longest / our_seconds:.2f}"
 
 
 def seconds_to(curve: list[list[float]], level: float) -> float:
@@ -88,7 +107,7 @@ def accuracy_legend(result: dict[str, Any]) -> str:
         entry["contender"]: entry["origin"]
         for entries in result["sets"].values()
         for entry in entries
-        if entry["contender"] != OURS
+        if not entry["contender"].startswith(OURS)
     }
     recipes = "; ".join(f"{peer}: {origin}" for peer, origin in origins.items())
     jobs, threads = result["jobs"], result["threads"]
@@ -97,8 +116,10 @@ def accuracy_legend(result: dict[str, Any]) -> str:
     return (
         f"Every entry uses {each}; {order}. "
         "The last columns are the seconds of training until the validation accuracy reaches the "
-        "final one of the best peer, and of the tutorial as published; interpolated between two "
-        "evaluations. `vitrail` is `vitrail train SET --minutes M`, whose minutes include start, "
+        "final one of the best ViT peer, and of the tutorial as published, and how many times the "
+        "seconds of `vitrail` it takes to the lowest final accuracy of its seeds; interpolated "
+        "between two evaluations. `vitrail` is `vitrail train SET --minutes M --from none`, the "
+        "plain ViT the same with `--model Nano/4`; their minutes include start, "
         "planning and test; the peers train for all the minutes with Vitrail's loader, and their "
         "clock stops during evaluation. Best learning rate: of 0.0003, 0.001, 0.003 and the "
         "published one, chosen by validation accuracy. "

@@ -6,15 +6,18 @@ from typing import Literal
 
 from vitrail.data.config import Augment
 
-# every peer also trains with these; the best is chosen by validation accuracy
+# every ViT peer also trains with these; the best is chosen by validation accuracy
 LEARNING_RATES = (3e-4, 1e-3, 3e-3)
+
+
+CONVNET = "resnet-9"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     lr: float  # peak learning rate
     batch: int
-    optimizer: Literal["adam", "adamw"]
+    optimizer: Literal["adam", "adamw", "sgd"]
     weight_decay: float = 0.0
     schedule: Literal["constant", "linear", "cosine"]
     warmup: float = 0.0  # fraction of the time with a linearly rising learning rate
@@ -24,6 +27,7 @@ class Recipe:
     clip: float = 0.0  # maximum gradient norm; 0 disables clipping
     augment: Augment
     origin: str  # where it was published
+    rates: tuple[float, ...] = LEARNING_RATES  # tried beside the published one
 
 
 RECIPES = {
@@ -67,6 +71,18 @@ RECIPES = {
             flip=0.5, scale=0.8, policy="rand", magnitude=0.3, erase=0.25, mixup=0.8, cutmix=1.0
         ),
         origin="ViT-Lite, Hassani et al., 2021, trained with timm",
+    ),
+    CONVNET: Recipe(
+        lr=0.4,
+        batch=128,
+        optimizer="sgd",
+        weight_decay=5e-4,
+        schedule="linear",
+        warmup=0.2,
+        smoothing=0.1,
+        augment=Augment(flip=0.5, shift=1 / 16),
+        origin="Page, 2018: SGD with Nesterov momentum 0.9, one cycle; a ConvNet, not a ViT",
+        rates=(),
     ),
 }
 

@@ -20,8 +20,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from bench.peers import PEERS
-from bench.recipes import RECIPES, Recipe, learning_rate
+from bench.recipes import CONVNET, RECIPES, Recipe, learning_rate
 from bench.report import describe_code
+from bench.resnet9 import ResNet9
 from bench.tutorial import TutorialViT
 from vitrail.data.config import DataConfig, Preprocess
 from vitrail.data.loader import Batch, Loader
@@ -35,7 +36,12 @@ from vitrail.model.cost import count_parameters
 from vitrail.run import auto
 from vitrail.run.recipe import settings_from_dict
 
-MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {**PEERS, "tutorial": TutorialViT}
+MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {
+    **PEERS,
+    "tutorial": TutorialViT,
+    CONVNET: ResNet9,
+}
+VIT = "Nano/4"  # the plain ViT that the ViT peers build
 EVALUATIONS = 5  # on the validation split, at equal intervals of time
 SIZE_TOLERANCE = 0.2  # largest relative difference between their and our number of parameters
 
@@ -55,10 +61,10 @@ def train_peer_model(job: PeerJob) -> dict[str, Any]:
     """Returns the curve of validation accuracy over seconds of training, and the test accuracy."""
     torch.manual_seed(job.seed)
     source, recipe = open_data(job.data, progress=False), RECIPES[job.peer]
-    ours, preprocess = choose_model(source, job.minutes)
+    ours, preprocess = choose_model(source)
     model = MODELS[job.peer](replace(ours, pool="cls", positions="learned"))
     count, our_count = sum(p.numel() for p in model.parameters()), count_parameters(ours)
-    if abs(count / our_count - 1) > SIZE_TOLERANCE:
+    if job.peer != CONVNET and abs(count / our_count - 1) > SIZE_TOLERANCE:
         raise UserError(f"{job.peer} has {count:,} parameters, vitrail has {our_count:,}")
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -80,9 +86,11 @@ def train_peer_model(job: PeerJob) -> dict[str, Any]:
     }
 
 
-def choose_model(source: Source, minutes: float) -> tuple[ViTConfig, Preprocess]:
-    """The model and the preprocessing that `vitrail train --minutes` chooses."""
-    chosen = auto.choose_from_scratch(auto.summarise(source), minutes=minutes).settings
+def choose_model(source: Source) -> tuple[ViTConfig, Preprocess]:
+    """A small plain ViT, and the preprocessing that `vitrail train` chooses for it."""
+    summary = auto.summarise(source)
+    model = "Pico/2" if summary.side <= 16 else VIT
+    chosen = auto.choose_from_scratch(summary, model=model).settings
     vit = settings_from_dict(ViTConfig, chosen["vit"])
     return vit, Preprocess(size=vit.image, **chosen["preprocess"])
 
@@ -123,8 +131,11 @@ def train_for_minutes(
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe, lr: float) -> torch.optim.Optimizer:
+    settings: dict[str, Any] = {"lr": lr, "weight_decay": recipe.weight_decay, "fused": True}
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **settings)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[recipe.optimizer]
-    return kind(model.parameters(), lr=lr, weight_decay=recipe.weight_decay, fused=True)
+    return kind(model.parameters(), **settings)
 
 
 def train_step(

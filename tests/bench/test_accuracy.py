@@ -13,22 +13,27 @@ from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bench import accuracy, report, train_peer
 from bench.accuracy import AccuracySettings, Entry
 from bench.curves import accuracy_table, plot_accuracy, seconds_to
 from bench.recipes import LEARNING_RATES, RECIPES, Recipe, learning_rate
 from bench.report import render_plot
+from bench.resnet9 import ResNet9
 from bench.train_peer import PeerJob, train_peer_model
 from tests.run.fabricated import images, write_run
 from vitrail.data.config import Augment
 from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
 
 
 def test_every_peer_trains_as_published_and_at_every_learning_rate():
     entries = AccuracySettings(minutes=8, set=("digits",), seeds=2).entries()
     for peer, recipe in RECIPES.items():
-        assert {e.lr for e in entries if e.contender == peer} == {recipe.lr, *LEARNING_RATES}
+        rates = () if peer == "resnet-9" else LEARNING_RATES
+        assert {e.lr for e in entries if e.contender == peer} == {recipe.lr, *rates}
+    assert [(e.seed, e.minutes) for e in entries if e.contender == "vitrail, plain ViT"] == [(0, 8)]
     ours = [(e.seed, e.minutes) for e in entries if e.contender == "vitrail"]
     assert ours == [(0, 8), (1, 8), (0, 4), (0, 2)]
     short = AccuracySettings(minutes=2, set=("digits",), seeds=1).entries()
@@ -86,6 +91,7 @@ def make_result():
     entries += [make_entry("vitrail", val=0.7, minutes=1.0)]
     entries += [make_entry("tutorial", val=0.4), make_entry("timm", val=0.5)]
     entries += [make_entry("timm", lr=3e-3, val=0.6, published=False)]
+    entries += [make_entry("resnet-9", lr=0.4, val=0.95), make_entry("vitrail, plain ViT", val=0.7)]
     environment = {"machine": {"cpu": "a processor", "threads": 2}, "versions": {}, "commit": "abc"}
     found = {"minutes": 2.0, "jobs": 1, "threads": 2, "sets": {"digits": entries}}
     return {"name": "accuracy", **found, **environment}
@@ -172,6 +178,7 @@ def test_table_has_vitrail_with_its_range_and_every_peer_twice():
         "| digits, 2 min | parameters | learning rate | test accuracy | seconds to the best" in page
     )
     assert "the best peer's 60.0% | seconds to the tutorial's 40.0% |" in page
+    assert "| times our seconds to our 80.0% |" in page
     assert "| vitrail | 1,000 | 0.001 | 84.0% (79.0% to 89.0%, 2 seeds) |" in page
     assert "| vitrail in 1 min | 1,000 | 0.001 | 69.0% |" in page
     assert "| timm, published | 1,000 | 0.001 | 49.0% | not reached |" in page
@@ -190,6 +197,26 @@ def test_seconds_to_a_level_are_interpolated_between_evaluations():
     assert seconds_to(curve, 0.3) == pytest.approx(15)
     assert seconds_to(curve, 0.1) == 10
     assert seconds_to(curve, 0.5) == math.inf
+
+
+def test_time_to_our_accuracy_is_a_multiple_of_our_time():
+    page = accuracy_table(make_result())
+    rows = {
+        line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip(" |")
+        for line in page.split("\n")
+    }
+    ours, convnet = 113.3333, 101.0526  # seconds to 80 %: the median of two seeds, and read off
+    assert rows["resnet-9"] == f"{convnet / ours:.2f}"
+    assert rows["timm, best learning rate"] == f"over {120 / ours:.2f}"
+    assert rows["vitrail, plain ViT"] == f"over {120 / ours:.2f}"
+
+
+def test_the_convnet_has_the_published_size_and_learns(fast_clock):
+    found = train_peer_model(PeerJob(data="digits", peer="resnet-9", minutes=1, lr=0.4))
+    assert found["published"] and not found["diverged"] and found["val"] > 0.2
+    model = ResNet9(ViTConfig(classes=10))
+    assert sum(parameter.numel() for parameter in model.parameters()) == 412_944
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
 @pytest.mark.slow
@@ -216,8 +243,8 @@ def test_learning_rates_follow_the_published_schedule():
 def fast_clock(monkeypatch):
     """Every step takes five seconds of a fake clock."""
     monkeypatch.setattr(train_peer, "time", SimpleNamespace(perf_counter=count(step=5).__next__))
-    tutorial = replace(RECIPES["tutorial"], batch=16)
-    monkeypatch.setitem(train_peer.RECIPES, "tutorial", tutorial)
+    for peer in ("tutorial", "resnet-9"):
+        monkeypatch.setitem(train_peer.RECIPES, peer, replace(RECIPES[peer], batch=16))
 
 
 @pytest.mark.slow

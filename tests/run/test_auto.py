@@ -36,6 +36,20 @@ def test_a_short_time_wants_a_small_model_and_a_long_one_a_larger():
     assert widths == sorted(widths) and widths[0] < widths[2]
 
 
+def test_small_images_get_a_resnet_stem_and_tiny_ones_plain_patches():
+    grey = replace(DIGITS, images=54_000, side=28)
+    chosen = [
+        auto.choose_from_scratch(s, minutes=5).settings for s in (CIFAR, grey, PHOTOS, DIGITS)
+    ]
+    assert [one["model"] for one in chosen] == ["R9+Micro/8", "R9+Nano/4", "R9+Micro/8", "Micro/2"]
+    assert [one["vit"]["stem"] for one in chosen] == ["r9", "r9", "r9", "patch"]
+    assert not any("drop_patches" in one["train"] for one in chosen)
+    assert (
+        "drop_patches"
+        in auto.choose_from_scratch(CIFAR, model="Nano/4", minutes=5).settings["train"]
+    )
+
+
 def test_grey_pictures_are_left_as_they_are_where_few_passes_are_made():
     grey = replace(DIGITS, images=54_000, side=28)
     kinds = [auto.choose_augmentation(grey, passes)[0] for passes in (3, 14, 100)]

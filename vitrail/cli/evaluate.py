@@ -18,6 +18,7 @@ from vitrail.cli.flags import (
     Raw,
     SkipBroken,
     Switch,
+    Views,
     given_settings,
     unset,
 )
@@ -40,6 +41,7 @@ def evaluate(
     *,
     split: Split = None,
     raw: Raw = False,
+    views: Views = 1,
     batch: BatchSize = 64,
     head: HeadFile = None,
     device: Device = "auto",
@@ -59,7 +61,7 @@ def evaluate(
         split: split to evaluate on (default: test, or all images if the data has no splits)
         json: print one JSON document
     """
-    evaluation = load_classifier(model, head, device, engine, preprocess, vit).evaluate(
+    evaluation = load_classifier(model, head, device, engine, preprocess, vit, views).evaluate(
         data,
         split=split,
         batch=batch,
@@ -87,6 +89,7 @@ def print_evaluation(document: dict[str, Any], *, raw: bool = False) -> None:
     console.print(
         f"accuracy [bold]{document['accuracy']:.1%}[/], 95 % interval {low:.1%} to {high:.1%}, "
         f"on {document['images']:,} images ({document['split']})"
+        + (f", {document['views']} views of each" if document["views"] > 1 else "")
     )
     console.print(
         f"top-5 accuracy {document['top5']:.1%}, log-loss {document['log_loss']:.3f}, "

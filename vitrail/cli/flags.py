@@ -203,6 +203,14 @@ Labels: TypeAlias = Annotated[
         help="labels per image: single, or multi, any number of them (default: single)",
     ),
 ]
+Views: TypeAlias = Annotated[
+    int,
+    tyro.conf.arg(
+        metavar="INT",
+        help="views of each image whose logits are averaged: 2 adds the mirror image, up to 10 "
+        "add shifts",
+    ),
+]
 Raw: TypeAlias = Annotated[
     bool,
     tyro.conf.FlagCreatePairsOff,

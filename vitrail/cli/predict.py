@@ -22,6 +22,7 @@ from vitrail.cli.flags import (
     OptionalInt,
     Raw,
     Switch,
+    Views,
     given_settings,
 )
 from vitrail.errors import UserError
@@ -40,6 +41,7 @@ def predict(
     *,
     top: OptionalInt = None,
     raw: Raw = False,
+    views: Views = 1,
     head: HeadFile = None,
     device: Device = "auto",
     engine: Engine = None,
@@ -63,7 +65,7 @@ def predict(
         raise UserError("no images were given; give files or folders, or - for paths on stdin")
     if json and csv:
         raise UserError("`json` and `csv` exclude each other; give one of them")
-    classifier = load_classifier(model, head, device, engine, preprocess, vit)
+    classifier = load_classifier(model, head, device, engine, preprocess, vit, views)
     unreadable: list[Result] = []  # filled while folders are searched, printed at the end
     count = top or (TOP_JSON if json else TOP)
     predictions = classifier.predict_each(find_images(images, unreadable), top=count, raw=raw)
@@ -79,11 +81,14 @@ def load_classifier(
     engine: Engine,
     preprocess: Normalisation,
     vit: Any,
+    views: int = 1,
 ) -> "Classifier | FeatureClassifier":
     """The model with its own head, or with one that `vitrail head` fitted."""
     settings: dict[str, Any] = {"preprocess": preprocess, "vit": given_settings(vit)}
     if head is None:
-        return vitrail.load(model, device=device, engine=engine, **settings)
+        return vitrail.load(model, device=device, engine=engine, **settings).with_views(views)
+    if views != 1:
+        raise UserError("`views` needs the model's own head; omit `views` or `head`")
     if engine not in (None, "torch"):
         raise UserError(f"a head of scikit-learn needs `engine='torch'`, not {engine}")
     from vitrail.inference.head import load_with_head

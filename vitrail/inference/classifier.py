@@ -4,8 +4,9 @@ Importing this module does not import torch: exported models are classifiers too
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,6 +153,24 @@ class Classifier:
         missing.png UserError
         """
         return self.predictor.predict_each(images, top, raw)
+
+    def with_views(self, views: int) -> Self:
+        """The same classifier, whose logits are the mean over several views of each image.
+
+        Its temperature is fitted again, on the validation images of the training data.
+
+        Args:
+            views: 1 is the image, 2 adds its mirror image, up to 10 add shifts by a few pixels
+
+        >>> classifier = vitrail.load("runs/digits-1").with_views(2)
+        >>> classifier.evaluate("digits").views
+        2
+        """
+        from vitrail.inference.views import add_views
+
+        other = copy(self)
+        other.predictor = add_views(self.predictor, views)
+        return other
 
     def probabilities(
         self, images: "ImageInput | Iterable[ImageInput]", *, raw: bool = False

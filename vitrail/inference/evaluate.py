@@ -37,6 +37,7 @@ from vitrail.evaluation.loop import compute_logits
 from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation, score_multi_label
 from vitrail.inference.predictor import Predictor
 from vitrail.inference.torch_predictor import TorchPredictor
+from vitrail.inference.views import ViewsPredictor
 from vitrail.training.learner import compute_dtype
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Evaluation:
     log_loss: float  # mean negative log-likelihood, in nats
     ece: float  # expected calibration error
     temperature: float | None  # of the model; None: not fitted
+    views: int  # of each image, over which the logits were averaged
     per_class: dict[str, metrics.ClassScore]
     classes: tuple[str, ...]
     confusion: NDArray[np.int64]  # true classes are rows, predicted classes columns
@@ -96,6 +98,7 @@ class Evaluation:
             "log_loss": self.log_loss,
             "ece": self.ece,
             "temperature": self.temperature,
+            "views": self.views,
             "per_class": {name: asdict(score) for name, score in self.per_class.items()},
             "classes": list(self.classes),
             "confusion": self.confusion.tolist(),
@@ -124,7 +127,8 @@ class Evaluation:
         ]
 
     def __repr__(self) -> str:
-        lines = [f"Evaluation on {format_count(self.images, 'image')} ({self.split})"]
+        views = "" if self.views == 1 else f", {self.views} views of each"
+        lines = [f"Evaluation on {format_count(self.images, 'image')} ({self.split}{views})"]
         lines += [f"  {name:<24} {value}" for name, value in self._summary()]
         lines.append(f"  {'lowest F1':<24} precision  recall     F1  images")
         for name, one in self.worst_classes[:WORST_CLASSES]:
@@ -179,6 +183,7 @@ def evaluate(
         log_loss=metrics.log_loss(logits, labels, temperature),
         ece=metrics.calibration_error(metrics.reliability_diagram(logits, labels, temperature)),
         temperature=predictor.temperature,
+        views=predictor.views if isinstance(predictor, ViewsPredictor) else 1,
         per_class=dict(zip(classes, metrics.score_classes(confusion), strict=True)),
         classes=classes,
         confusion=confusion.numpy(),
@@ -192,6 +197,19 @@ def evaluate(
             for error in metrics.most_confident_errors(confidence, predicted, labels)
         ),
     )
+
+
+def compute_validation_logits(predictor: Predictor) -> tuple[Tensor, Tensor]:
+    """Logits and labels of the validation images of the data that the predictor was trained on."""
+    trained = predictor.training_data
+    if trained.source is None:
+        raise UserError("the model does not name the data it was trained on")
+    source, is_training_data = _open_with_classes(predictor, trained.source, None)
+    if not is_training_data or not len(split_indices(source, "val")):
+        raise UserError(f"{trained.source} has no validation images")
+    with progress_bar("calibrating", len(split_indices(source, "val"))) as advance:
+        logits, labels, _ = _compute_split_logits(predictor, source, "val", 64, False, advance)
+    return logits, labels
 
 
 def open_evaluation_data(
