@@ -40,9 +40,7 @@ def test_mirrored_digits_lower_the_accuracy_and_the_user_is_warned(capsys, folde
     assert "2 views lower the accuracy on validation images" in caplog.text
 
 
-def test_without_its_training_data_a_model_predicts_views_uncalibrated(
-    capsys, folder, caplog, monkeypatch
-):
+def test_without_its_training_data_views_are_not_calibrated(folder, caplog):
     classifier = vitrail.load(folder)
     gone = type(classifier.metadata.data)(source="/does/not/exist")
     object.__setattr__(classifier.predictor, "training_data", gone)
@@ -53,7 +51,5 @@ def test_without_its_training_data_a_model_predicts_views_uncalibrated(
 
 @pytest.mark.parametrize("views", [0, 11, -1])
 def test_an_impossible_number_of_views_is_rejected(capsys, folder, views):
-    code, _, err = call(capsys, "evaluate", folder, "digits", "--views", str(views))
-    assert code == 1 and err.strip() == (
-        f"error: --views is {views}; give a whole number from 1 to 10"
-    )
+    code, _, _ = call(capsys, "evaluate", folder, "digits", "--views", str(views))
+    assert code == f"error: --views is {views}; give a whole number from 1 to 10"

@@ -38,16 +38,13 @@ def test_a_short_time_wants_a_small_model_and_a_long_one_a_larger():
 
 def test_small_images_get_a_resnet_stem_and_tiny_ones_plain_patches():
     grey = replace(DIGITS, images=54_000, side=28)
-    chosen = [
-        auto.choose_from_scratch(s, minutes=5).settings for s in (CIFAR, grey, PHOTOS, DIGITS)
-    ]
-    assert [one["model"] for one in chosen] == ["R9+Micro/8", "R9+Nano/4", "R9+Micro/8", "Micro/2"]
+    sets = (CIFAR, grey, PHOTOS, DIGITS)
+    chosen = [auto.choose_from_scratch(one, minutes=5).settings for one in sets]
+    assert [one["model"] for one in chosen[:2]] == ["R9+Micro/8", "R9+Nano/4"]
     assert [one["vit"]["stem"] for one in chosen] == ["r9", "r9", "r9", "patch"]
     assert not any("drop_patches" in one["train"] for one in chosen)
-    assert (
-        "drop_patches"
-        in auto.choose_from_scratch(CIFAR, model="Nano/4", minutes=5).settings["train"]
-    )
+    plain = auto.choose_from_scratch(CIFAR, model="Nano/4", minutes=5).settings
+    assert plain["train"]["drop_patches"] == 0.5
 
 
 def test_grey_pictures_are_left_as_they_are_where_few_passes_are_made():

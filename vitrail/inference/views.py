@@ -71,7 +71,7 @@ def add_views(predictor: Predictor, views: int) -> Predictor:
 
 
 def fit_temperature_of_views(several: ViewsPredictor) -> float | None:
-    """The temperature of the mean logits; None if there are no validation images."""
+    """The temperature of the mean logits; None without validation images."""
     from vitrail.evaluation.metrics import accuracy, fit_temperature
     from vitrail.inference.evaluate import compute_validation_logits
 

@@ -124,7 +124,7 @@ def choose_from_scratch(
     reasons = [
         f"image {vit.size[0]}: the short side has {summary.side} pixels; "
         f"{vit.patches} patches of {vit.patch} x {vit.patch}",
-        f"model {model}: {describe_model(vit)}; about {number} epochs expected",
+        f"model {model}: {explain_model(vit)}; about {number} epochs expected",
         f"augmentation {augment}: {why}",
     ]
     reasons.append("normalisation: mean and std of the training images")
@@ -188,7 +188,7 @@ def small_vit(name: str, size: int, patch: int) -> ViTConfig:
     return preset(f"{name}/4", image=size, patch=patch, positions="sincos", pool="avg")
 
 
-def describe_model(vit: ViTConfig) -> str:
+def explain_model(vit: ViTConfig) -> str:
     stem = "the first stages of a ResNet-9, then " if vit.stem == "r9" else ""
     return f"{stem}{vit.depth} blocks of width {vit.width}"
 
