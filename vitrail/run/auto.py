@@ -171,12 +171,11 @@ def choose_model(
     """
     size, patch = input_size(summary.side, device)
     stem = "R9+" if patch in (4, 8) else ""
-    for name, needed in (("Mini", 80), ("Micro", 30)):
+    for name, plain in (("Mini", 80), ("Micro", 30)):
         vit = small_vit(stem + name, size, patch)
         epochs = expected_epochs(summary, vit, rate, minutes, wanted)
         seconds = epochs * summary.images / images_per_second(vit, rate)
-        if stem:
-            needed = (count_macs(vit) / AFFORDABLE) ** 2
+        needed = (count_macs(vit) / AFFORDABLE) ** 2 if stem else plain
         if epochs >= needed and (minutes or wanted or seconds < LONG_RUN):
             return f"{stem}{name}/{patch}", vit
     name = "Pico" if patch == 2 else f"{stem}Nano"
