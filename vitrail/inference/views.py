@@ -60,6 +60,8 @@ def add_views(predictor: Predictor, views: int) -> Predictor:
         raise UserError(f"`views` is {views!r}; give a whole number from 1 to {MOST}")
     if views == 1:
         return predictor
+    if predictor.multi_label is not None:
+        raise UserError("`views` need one label per image, this model has several; omit `views`")
     several = ViewsPredictor(
         single=predictor,
         views=views,
