@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import inference, knn, load, memory, start_up, step
+from bench import engines, inference, knn, load, memory, start_up, step
 from bench.measure import Budget
 from bench.peers import PEERS
 from bench.process import start_process
@@ -30,6 +30,16 @@ def test_inference_measures_vitrail_and_the_lower_bound(monkeypatch):
     assert case["label"] == "Pico/4, 32 px, batch 2"
     assert case["rows"]["vitrail"]["ratio"] == 1
     assert 0 < case["rows"]["matmuls"]["ratio"] < 1
+
+
+def test_engines_run_an_export_of_the_same_model(monkeypatch, tmp_path):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    monkeypatch.setattr(engines, "CASES", [("Pico/4", 2)])
+    monkeypatch.setattr(engines, "EAGER", ("vitrail",))
+    monkeypatch.setattr(engines, "FILES", {"onnxruntime": engines.FILES["onnxruntime"]})
+    found = engines.run(ONCE, check_progress)
+    assert list(found["cases"][0]["rows"]) == ["vitrail", "onnxruntime"]
+    assert found["cases"][0]["rows"]["onnxruntime"]["median"] > 0 and "eager" in found["note"]
 
 
 def test_step_has_a_profile(monkeypatch):

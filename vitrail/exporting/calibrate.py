@@ -85,8 +85,12 @@ def quantise_weight(weight: Tensor) -> Tensor:
     return (weight / scale).round() * scale
 
 
-def measure_sensitivity(model: ViT, images: Tensor, ranges: dict[str, Range]) -> dict[str, float]:
+def measure_sensitivity(
+    model: ViT, images: Tensor, ranges: dict[str, Range]
+) -> tuple[dict[str, float], dict[str, Tensor]]:
     """How much quantising each layer changes the logits: squared error over their variance.
+
+    Also the mean error of each output of a layer, which its bias can correct.
 
     With a layer's quantisation error e, the logits change by J e to first order. For random
     directions v of the logits, the mean of (v^T J e)^2 is the squared norm of that change, and
@@ -95,6 +99,7 @@ def measure_sensitivity(model: ViT, images: Tensor, ranges: dict[str, Range]) ->
     generator = torch.Generator().manual_seed(0)
     layers, images = linear_layers(model), images[:SENSITIVITY_IMAGES]
     scores = dict.fromkeys(layers, 0.0)
+    means: dict[str, Tensor] = {}
     for _ in range(PROJECTIONS):
         errors: dict[str, tuple[Tensor, Tensor]] = {}
         with ExitStack() as hooks, torch.enable_grad():
@@ -109,7 +114,8 @@ def measure_sensitivity(model: ViT, images: Tensor, ranges: dict[str, Range]) ->
             assert output.grad is not None
             change = (output.grad * error).flatten(1).sum(dim=1)
             scores[name] += float(change.square().mean()) / variance / PROJECTIONS
-    return scores
+            means[name] = error.flatten(0, -2).mean(dim=0)
+    return scores, means
 
 
 def record_error(

@@ -1,5 +1,6 @@
 """Exports a model: traces it, proves the result equal to PyTorch, and only then names the file."""
 
+import copy
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from vitrail.display.text import format_bytes, format_percent
 from vitrail.errors import UserError
 from vitrail.exporting.card import render_proof
 from vitrail.exporting.engine import Engine, PixelKind
+from vitrail.exporting.equalize import equalize_channels
 from vitrail.exporting.formats import FORMATS
 from vitrail.exporting.graph import ExportGraph, GraphOptions, prepare_model
 from vitrail.exporting.packages import import_package
@@ -28,7 +30,7 @@ from vitrail.exporting.proof import (
     run_torch,
     to_float,
 )
-from vitrail.exporting.quantize import calibrate, choose_calibration, quantize_onnx
+from vitrail.exporting.quantize import calibrate, quantize_onnx, split_calibration
 from vitrail.exporting.staging import PROOF_HTML, check_export_target, stage_files
 from vitrail.exporting.triton import check_model_name, write_repository
 from vitrail.exporting.writers import OnnxWriter, OpenVinoWriter, Writer, build_writer
@@ -106,6 +108,7 @@ def export_model(
     metadata: Mapping[str, Any] | None = None,
     images: NDArray[np.uint8] | None = None,
     labels: NDArray[np.int64] | None = None,
+    calibration: NDArray[np.uint8] | None = None,
     source: str = "",
     name: str | None = None,
     int8: bool = False,
@@ -129,6 +132,8 @@ def export_model(
         metadata: other entries of the model file, such as the temperature
         images: cropped but not normalised, uint8 (N, C, H, W); without them some are generated
         labels: the class index of each image; int8 needs them
+        calibration: other images, on which int8 is calibrated; by default some of `images`, which
+            then do not judge it
         source: where the model comes from, for the result
         name: the model's name in a Triton repository; by default that of `source`
         int8: quantise weights and activations to 8 bits
@@ -146,19 +151,22 @@ def export_model(
     check_request(model, target, to, name, int8=int8, labels=labels, overwrite=overwrite)
     options = GraphOptions(pixels=pixels, attention=attention, features=features, any_size=any_size)
     graph = ExportGraph(prepare_model(model, preprocess, any_size), preprocess, options).eval()
+    if int8 and images is not None and labels is not None and calibration is None:
+        chosen, others = split_calibration(len(images))
+        calibration, images, labels = images[chosen], images[others], labels[others]
     bundle = collect_reference(graph, images, labels)
     document = describe_export(graph, classes, metadata, to, int8)
     with stage_files(target, to, name) as staged:
         place = staged.main
         if to == "triton":
             place = write_repository(staged.main, name, graph, preprocess, classes)
-        writer = build_writer(to, graph, bundle.example())
         if int8:
-            assert isinstance(writer, OnnxWriter | OpenVinoWriter)
+            assert calibration is not None
             writer, proof = quantize_until_accurate(
-                writer, bundle, place, to, most=most, force=force
+                bundle, calibration, place, to, most=most, force=force
             )
         else:
+            writer = build_writer(to, graph, bundle.example())
             writer.write(place, document)
             engine = writer.open(place)
             proof = prove(bundle, engine, to, tolerance=tolerance, locate=writer.locate)
@@ -243,8 +251,8 @@ def describe_export(
 
 
 def quantize_until_accurate(
-    writer: OnnxWriter | OpenVinoWriter,
     bundle: ProofImages,
+    calibration_images: NDArray[np.uint8],
     path: Path,
     to: str,
     *,
@@ -252,12 +260,15 @@ def quantize_until_accurate(
     force: bool,
 ) -> tuple[Writer, Proof]:
     """The int8 form with the fewest layers in float that loses at most `most` points."""
-    chosen = choose_calibration(len(bundle.images))
-    images = to_float(bundle.graph.preprocess, bundle.images[chosen])
-    calibration = calibrate(bundle.graph.model, images)
+    images = to_float(bundle.graph.preprocess, calibration_images)
+    graph = copy.deepcopy(bundle.graph)
+    equalize_channels(graph.model, images)
+    writer = build_writer(to, graph, bundle.example())
+    assert isinstance(writer, OnnxWriter | OpenVinoWriter)
+    calibration = calibrate(graph.model, images)
     attempts: list[tuple[float, Writer, Proof]] = []
     for float_layers in calibration.float_layers():
-        model = quantize_onnx(writer.model, calibration.ranges, float_layers)
+        model = quantize_onnx(writer.model, calibration, float_layers)
         candidate = replace(writer, model=model)
         candidate.write(path, {})
         proof = prove(bundle, candidate.open(path), to, exact=False)
