@@ -166,7 +166,9 @@ def test_int8_is_judged_on_labelled_images(export, tmp_path, images, labels):
     result = export(tmp_path / "a.onnx", int8=True, images=images, labels=labels, most=3.0)
     engine = open_onnx(tmp_path / "a.onnx", 1)
     assert engine.metadata["export"]["int8"] is True and result.proof.tolerance is None
-    assert result.accuracy["before"] == 0.875 and result.accuracy["after"] > 0.84
+    assert result.images == 27  # the others calibrate it
+    assert result.accuracy["before"] == pytest.approx(25 / 27)
+    assert result.accuracy["after"] > result.accuracy["before"] - 0.04
     low, high = result.accuracy["interval"]
     assert low <= result.accuracy["after"] - result.accuracy["before"] <= high
     kinds = {entry.data_type for entry in onnx.load(tmp_path / "a.onnx").graph.initializer}
@@ -196,7 +198,7 @@ def test_a_loss_above_the_limit_is_refused_unless_forced(
     monkeypatch.setattr(quantize, "quantize_weight", damage)
     settings = {"int8": True, "images": images, "labels": labels}
     with pytest.raises(
-        UserError, match=r"int8 loses \d+\.\d points .*on 40 images\), more than 2;"
+        UserError, match=r"int8 loses \d+\.\d points .*on 27 images\), more than 2;"
     ):
         export(tmp_path / "a.onnx", most=2, **settings)
     assert names(tmp_path) == set()
