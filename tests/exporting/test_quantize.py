@@ -169,7 +169,8 @@ def test_quantised_layers_compute_in_integers_and_float_layers_do_not(calibratio
     inputs = {node.output[0] for node in quantised.graph.node if node.op_type == "DequantizeLinear"}
     products = [node for node in quantised.graph.node if node.op_type == "MatMul"]
     both = [node for node in products if set(node.input[:2]) <= inputs]
-    restored = {node.output[0] for node in quantised.graph.node if node.op_type == "Mul"}
+    muls = [node for node in quantised.graph.node if node.op_type == "Mul"]
+    restored = {node.output[0] for node in muls if node.input[1].endswith(".scale")}
     weight_only = [node for node in products if node.input[1] in restored]
     assert len(both) == 7 and len(weight_only) == 1
 
