@@ -47,6 +47,7 @@ def test_help_names_exactly_the_settings_that_are_chosen_from_the_data():
         for choice in (
             auto.choose_from_scratch(summary),
             auto.choose_from_scratch(summary, epochs=5),
+            auto.choose_from_scratch(summary, model="Nano/8", epochs=5),
             fine_tuning.choose_fine_tuning(summary, "Ti/16", vit, Preprocess(), None),
             fine_tuning.choose_fine_tuning(
                 *(summary, "Ti/16", vit, Preprocess(), None, True),
