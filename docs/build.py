@@ -26,12 +26,12 @@ NAVIGATION = {  # pages by section, in order; a page that is not named here ends
     "Guides": [
         *("quick-start", "your-data", "multi-label", "fine-tuning", "from-scratch", "pretraining"),
         *("weights", "backbones", "evaluation", "trust", "explaining", "heads", "search", "export"),
-        *("serving", "many-machines", "python", "scikit-learn", "what-can-happen"),
-        *("troubleshooting",),
+        *("serving", "many-machines", "python", "scikit-learn", "troubleshooting"),
     ],
     "Book": [
         *("index", "before-you-start", "how-it-works", "sixty-lines", "how-it-learns"),
-        *("what-it-sees", "paper-figures", "how-sure", "into-the-world", "teaching"),
+        *("what-it-sees", "paper-figures", "how-sure", "into-the-world"),
+        *("what-can-happen", "teaching"),
     ],
     "Reference": ["settings", "api", "benchmarks"],
 }
