@@ -83,13 +83,13 @@ def decide_length(
     if minutes is not None:
         left = 60 * minutes - (time.monotonic() - started) - final
         steps = math.floor(left / step / SLOWDOWN)
+        if recipe.tune == "head":  # an epoch on cached features takes milliseconds
+            steps = min(max(steps, loader.steps), config.epochs * loader.steps)
         if steps < 1:
             least = math.ceil(10 * (60 * minutes - left + 10 * step) / 60) / 10
             raise UserError(
                 f"{minutes:g} minutes are too short for one step; try `minutes={least:g}`"
             )
-        if recipe.tune == "head":  # cached features are learned long before the time is over
-            steps = min(steps, config.epochs * loader.steps)
     else:
         steps = config.steps or config.epochs * loader.steps
     epochs = math.ceil(steps / loader.steps) if minutes or config.steps else config.epochs

@@ -80,7 +80,12 @@ def start_from_features(
         learner.module = UpperPart(model, config.frozen)
     if not (config.probe and fresh):
         return None
-    features, labels = head_inputs(model, images, config.probe)
+    if config.frozen == len(model.blocks) and loader.inputs is not None:
+        x = loader.inputs[0].float().cpu()
+        features = list(x.unbind(1)) if x.ndim == 3 else [x]
+        labels = torch.from_numpy(loader.source.labels[images.rank_items("train")])
+    else:
+        features, labels = head_inputs(model, images, config.probe)
     counts = torch.bincount(labels, minlength=recipe.vit.classes)
     weights = len(labels) / (len(counts) * counts.clamp(min=1)) if config.class_weights else None
     fits = [fit_logistic(x, labels, recipe.vit.classes, weights) for x in features]
