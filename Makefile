@@ -44,7 +44,7 @@ $(READY): pyproject.toml constraints.txt
 # The peers have their own environment: an installed but broken torchvision breaks other packages.
 .venv-bench/.installed: pyproject.toml constraints.txt bench/requirements.txt bench/peers.txt
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fast]' -r bench/requirements.txt
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fast,serve]' -r bench/requirements.txt
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/peers.txt
 	touch $@
 

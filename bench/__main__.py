@@ -30,6 +30,7 @@ Name = Literal[
     "start-up",
     "start",
     "memory",
+    "serve",
     "accuracy",
     "finetune",
 ]
@@ -43,9 +44,10 @@ MINUTES: dict[Name, float] = {  # rough durations, for the progress bar
     "load": 2.5,
     "start": 4,
     "engines": 6,
+    "serve": 3.5,
 }
 # `make bench` stays under twenty minutes without these
-ONLY_ON_REQUEST = ("load", "start", "engines")
+ONLY_ON_REQUEST = ("load", "start", "engines", "serve")
 DEFAULT = tuple(name for name in MINUTES if name not in ONLY_ON_REQUEST)
 LIBRARIES = ("timm", "transformers", "vit_pytorch", "torchvision")
 REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
@@ -57,6 +59,7 @@ REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
     "knn": ("sklearn",),
     "start-up": (*LIBRARIES, "onnx", "onnxscript", "onnxruntime"),
     "start": (),
+    "serve": ("litserve", "bentoml", "uvicorn", "httptools"),
     "memory": LIBRARIES,
     "accuracy": LIBRARIES,
     "finetune": ("timm", "torchvision"),

@@ -4,7 +4,11 @@ Every page finds `photos/` (three classes of small pictures), a run trained on i
 A page that needs more has a function of its own in `PREPARE`.
 """
 
-from collections.abc import Callable
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -38,3 +42,16 @@ def make_common(folder: Path) -> None:
 
 
 PREPARE: dict[str, Callable[[Path], None]] = {}  # name of a page: what it needs besides
+SERVED = ("serving",)  # pages whose commands talk to a server
+
+
+@contextmanager
+def run_server(folder: Path) -> Iterator[str]:
+    """A server of the common run on any free port; its address."""
+    command = [sys.executable, "-m", "vitrail", "serve", "runs/photos-1", "--port", "0", "--json"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["url"].removeprefix("http://")
+        finally:
+            process.kill()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.material import PREPARE, make_common
+from tests.docs.material import PREPARE, SERVED, make_common, run_server
 from vitrail.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +20,7 @@ BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]+?) -->\n+)?```(?P<language>sh|python)\n(?P<code>.*?)```",
     re.DOTALL,
 )
+ADDRESS = "localhost:8000"  # of a server, on the pages that need one
 # A run of minutes becomes one of a few steps.
 SHORTER = [(r"--(minutes|epochs)[ =]\S+", "--train.steps 4"), (r"\bminutes=[\d.]+", "epochs=1")]
 
@@ -76,11 +77,22 @@ def test_code_of_a_page_runs(page, common, tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
     if prepare := PREPARE.get(page.stem):
         prepare(folder)
+    if page.stem not in SERVED:
+        run_blocks(page, ADDRESS)
+        return
+    monkeypatch.setenv("CURL_HOME", str(folder))
+    (folder / ".curlrc").write_text("fail\nsilent\n")  # a status of 400 or more is a failure
+    with run_server(folder) as address:
+        run_blocks(page, address)
+
+
+def run_blocks(page: Path, address: str) -> None:
+    """Runs all blocks of a page in order, with `address` where it says localhost:8000."""
     names: dict[str, object] = {}
     for block in BLOCK.finditer(page.read_text()):
         if block["reason"]:
             continue
-        code = shorten(block["code"])
+        code = shorten(block["code"]).replace(ADDRESS, address)
         if block["language"] == "python":
             exec(compile(code, page.name, "exec"), names)
         else:
