@@ -88,7 +88,7 @@ def make_body(rng: random.Random) -> bytes:
 def attack(port: int, seed: int) -> int:
     """Sends one hostile request; the status of the answer, 0 if the connection just ended."""
     rng = random.Random(seed)
-    body, path = make_body(rng), rng.choice(PATHS) + rng.choice(QUERIES)
+    body, path = make_body(rng), rng.choice(PATHS) + rng.choice([""] * 30 + [*QUERIES])
     length = rng.choice([len(body)] * 12 + [len(body) + 50, 10**8, 0])
     extra = rng.choice([""] * 12 + ["Expect: 100-continue\r\n", "Transfer-Encoding: chunked\r\n"])
     extra += rng.choice([""] * 12 + ["X: " + "x" * 20_000 + "\r\n", "Y: 1\r\n" * 100, "\0: 1\r\n"])

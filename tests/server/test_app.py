@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -32,6 +33,10 @@ def test_predict_answers_what_the_command_prints(server, classifier, model_file)
     assert answer.json["sha256"] == sha256(model_file) == answer.headers["vitrail-model"]
     assert [one["label"] for one in answer.json["top"]] == [x["label"] for x in expected["top"]]
     assert answer.json["probability"] == pytest.approx(expected["probability"], abs=1e-6)
+
+
+def test_more_classes_than_there_are_give_all(server):
+    assert len(server.call("/predict?top=5", JPEG).json["top"]) == 4
 
 
 def test_curl_is_the_whole_manual(server, classifier, tmp_path, need):
@@ -70,7 +75,7 @@ def test_every_batch_size_gives_the_answers_of_single_images(server, classifier)
         ("/predict", b"[1", 400, "not a JSON list"),
         ("/predict", b"[]", 400, "0 images"),
         ("/predict", json.dumps(["x"] * 33).encode(), 400, "33 images"),
-        ("/predict?top=0", JPEG, 400, "top must be a whole number from 1 to 4"),
+        ("/predict?top=0", JPEG, 400, "top must be a whole number from 1"),
         ("/predict?top=1e9", JPEG, 400, "top must be"),
         ("/predict?topp=3", JPEG, 400, "unknown parameter"),
         ("/predict?class=cow", JPEG, 400, "no class is called"),
@@ -194,7 +199,10 @@ def test_an_internal_error_hides_its_cause(server, monkeypatch, caplog):
     monkeypatch.setattr("vitrail.server.model.ServedModel.logits", fail)
     answer = server.call("/predict", JPEG)
     assert answer.status == 500 and b"secret" not in answer.body
-    assert "secret cause" in caplog.text
+    end = time.monotonic() + 10  # it is logged just after it is answered
+    while "secret cause" not in caplog.text:
+        assert time.monotonic() < end
+        time.sleep(0.01)
     monkeypatch.undo()
     assert server.call("/predict", JPEG).status == 200
 

@@ -59,7 +59,15 @@ def show(tab, body=None):
     return tab
 
 
+def wait_for_text(tab, selector, text):
+    """The policy of the page forbids what `wait_for_function` does."""
+    from playwright.sync_api import expect
+
+    expect(tab.locator(selector)).to_contain_text(text, timeout=30_000)
+
+
 def over(tab, row, column, size=4):
+    tab.locator("#frame").scroll_into_view_if_needed()
     box = tab.locator("#frame").bounding_box()
     x = box["x"] + (column + 0.5) * box["width"] / size
     tab.mouse.move(x, box["y"] + (row + 0.5) * box["height"] / size)
@@ -99,7 +107,7 @@ def test_why_not_another_class(visit, server):
     worst = server.call("/predict?top=4", picture((64, 48))).json["top"][-1]["label"]
     tab.fill("#class", worst.upper())
     tab.click("#why button")
-    tab.wait_for_function(f"document.getElementById('summary').textContent.includes('{worst}')")
+    wait_for_text(tab, "#summary", worst)
     assert tab.inner_text("#reasons-title") == f"Why not {worst}?"
     tab.fill("#class", "unicorn")
     tab.click("#why button")
@@ -114,7 +122,7 @@ def test_erasing_patches_changes_the_probability(visit, server):
     over(tab, 1, 1)
     over(tab, 1, 2)
     tab.mouse.up()
-    tab.wait_for_function("document.getElementById('change').textContent.includes('without 3')")
+    wait_for_text(tab, "#change", "without 3")
     answer = server.call("/predict?mask=4,5,6&top=4", picture((64, 48))).json
     label = tab.inner_text("#change").split(":")[0]
     now = next(one["probability"] for one in answer["top"] if one["label"] == label)
@@ -148,7 +156,7 @@ def test_a_phone_is_wide_enough_and_a_finger_erases(visit):
     tab.locator("#frame").scroll_into_view_if_needed()
     box = tab.locator("#frame").bounding_box()
     tab.touchscreen.tap(box["x"] + 0.9 * box["width"], box["y"] + 0.1 * box["height"])
-    tab.wait_for_function("document.getElementById('change').textContent.includes('without 1')")
+    wait_for_text(tab, "#change", "without 1")
     assert "Row 0, column 3 is erased" in tab.inner_text("#status")
 
 
@@ -192,7 +200,7 @@ def test_hostile_class_names_are_text(visit, start, tmp_path):
     tab = show(visit(start(write_model(tmp_path / "model.safetensors", classes=names))))
     tab.fill("#class", HOSTILE)
     tab.click("#why button")
-    tab.wait_for_function("document.getElementById('reasons-title').textContent.includes('<img')")
+    wait_for_text(tab, "#reasons-title", "<img")
     assert tab.title() != "hit"
 
 

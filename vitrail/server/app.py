@@ -36,6 +36,7 @@ from vitrail.server.service import Service
 Handler = Callable[[Request], Awaitable[Response]]
 
 TOP = 5  # classes in an answer
+MAX_TOP = 1_000_000  # a model with fewer classes answers all of them
 INTERNAL = "internal error; the log of the server says more"
 
 
@@ -60,7 +61,7 @@ class Endpoints:
         check_parameters(request, ("top", "class", "mask", "cropped", "crop"))
         service, model = self.service, self.service.model
         service.batcher.admit()
-        top = number_parameter(request, "top", TOP, 1, len(model.classifier.classes))
+        top = number_parameter(request, "top", TOP, 1, MAX_TOP)
         index = self.class_parameter(request)
         options, crop = image_options(request), switch_parameter(request, "crop")
         with service.batcher.count_reading():

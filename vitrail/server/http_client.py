@@ -159,6 +159,11 @@ class Client:
             )
         return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
 
+    def __del__(self) -> None:
+        connection = getattr(getattr(self, "local", None), "connection", None)
+        if connection is not None:
+            connection.close()
+
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
 

@@ -61,8 +61,8 @@ class Workers:
             process.join()
             message = {"error": f"a worker ended with exit code {process.exitcode}"}
         if "error" in message:
-            self.send(signal.SIGKILL)
-            self.end()
+            for other in self.processes:
+                other.kill()
             raise UserError(message["error"])
         return message
 
