@@ -14,7 +14,7 @@ from tests.insight.samples import small
 from vitrail.cli import explain as verb
 from vitrail.zoo.file import save_model
 
-SINGLE = ["attention.png", "gradient-rollout.png", "heads.png", "overview.png"]
+SINGLE = ["attention.png", "grad-cam.png", "gradient-rollout.png", "heads.png", "overview.png"]
 SINGLE += ["relevance.png", "rollout.png"]
 NAMES = ["tench", "sturgeon, great", "eel", "3", "coho"]
 

@@ -156,12 +156,12 @@ def nan_saved() -> None:
 
 
 def any_float_taken() -> None:
-    taken = image.to_uint8
+    checked = image.as_pixels
 
-    def to_bytes(values: Any) -> Any:
-        return taken(values if values.dtype.kind == "u" else (values * 255).astype("uint8"))
+    def unchecked(values: Any) -> Any:
+        return checked(values) if values.dtype.kind == "u" else values.astype("float32")
 
-    image.to_uint8 = to_bytes
+    image.as_pixels = unchecked
 
 
 def clock_on_the_wall() -> None:

@@ -23,7 +23,7 @@ from tests.zoo.arrays import google_arrays
 from vitrail.data.image import image_info, load_image
 from vitrail.data.open import open_data
 from vitrail.errors import UserError
-from vitrail.inference import classifier
+from vitrail.inference.load import load
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.run.recipe import Recipe, read_recipe, recipe_to_toml, settings_from_dict
@@ -275,7 +275,7 @@ class Runs:
             lambda: checkpoint.load_checkpoint(self.run / "checkpoints"),
             lambda: read_run(self.run),
             lambda: compare(self.run, self.other),
-            lambda: classifier.load(self.run),
+            lambda: load(self.run),
             lambda: resume(self.run, report=False, quiet=True),
         ]
         if seed % PAGES == PAGES - 1:
@@ -313,7 +313,7 @@ class Models:
         path = self.place / name
         path.write_bytes(content)
         if name.startswith("ours"):
-            classifier.load(path).predict(np.zeros((8, 8, 1), np.uint8))
+            load(path).predict(np.zeros((8, 8, 1), np.uint8))
         else:
             zoo.load_weights(path, vit=self.flags.get(name.partition(".")[0], {}))
 

@@ -354,7 +354,7 @@ def nan_in_a_file(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     shutil.copytree(lab.photos, data)
     np.save(data / "train" / "dark" / "nan.npy", np.full((16, 16, 3), np.nan, np.float32))
     done = lab.nursery.vitrail("train", data, *PHOTOS, "--out", run, harms=[harm.quick, *broken])
-    reports_in_one_line(done, "nan.npy: floats outside [0, 1]", begun=True)
+    reports_in_one_line(done, "nan.npy: NaN or infinity among its pixels", begun=True)
     assert not run.exists()
     yield 1
 

@@ -8,6 +8,7 @@ import torch
 from tests.shapes import Tracer, claims
 from vitrail import insight
 from vitrail.insight import explain, faithfulness, learned, maps, patch_attention
+from vitrail.insight.backbone import explain_backbone
 from vitrail.insight.explanation import explain_image
 from vitrail.insight.methods import METHODS
 from vitrail.model.config import ViTConfig
@@ -75,3 +76,4 @@ def trace_insight(tracer):
     single = {**legend, "B": 1}
     tracer.run(lambda: explain_image(vit, one, pixels, "abcdefg").overview, **single)
     tracer.run(lambda: patch_attention.quantize_attention(vit, one, range(9), range(3)), **single)
+    tracer.run(lambda: explain_backbone(vit, one, pixels), **single)

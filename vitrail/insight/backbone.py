@@ -138,7 +138,7 @@ def add_similarity(
     packed: PatchAttention, similarity: Tensor, grid: tuple[int, int]
 ) -> PatchAttention:
     """The maps of the page with one more: the similarity between its cells, 0 where negative."""
-    cells = cell_indices(0, grid, packed.cell_side) - 1  # (P)
+    cells = cell_indices(1, grid, packed.cell_side)[1:] - 1  # (P)
     count = packed.grid[0] * packed.grid[1]
     share = F.one_hot(cells, count).float()
     share = share / share.sum(dim=0).clamp(min=1)  # (P, cells)

@@ -1,4 +1,4 @@
-"""Heatmaps: how much each patch contributes to a class, by any of five methods."""
+"""Heatmaps: how much each patch contributes to a class, by any of six methods."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -309,7 +309,7 @@ def occlusion(
     return heatmap.view(len(x), rows, columns)  # (B, rows, columns)
 
 
-def log_probabilities(logits: Tensor, multi_label: bool) -> Tensor:  # (B, K)
+def log_probabilities(logits: Tensor, multi_label: bool) -> Tensor:
     """Of classes that exclude each other, or of labels that are independent."""
     return F.logsigmoid(logits) if multi_label else logits.log_softmax(dim=1)
 
