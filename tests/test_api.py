@@ -38,8 +38,11 @@ VERBS = {  # command: the function with the same arguments
     "report": vitrail.report,
     "verify": vitrail.verify,
     "serve": vitrail.serve,
+    "calibrate": vitrail.calibrate,
+    "monitor": vitrail.monitor,
 }
 OTHER_DEFAULTS = {  # arguments whose defaults differ on purpose
+    ("calibrate", "out"): "the command writes a file; Python returns the classifier",
     ("head", "kinds"): "the command resolves () to logistic, or to all kinds with --all",
     ("predict", "top"): "the command prints 1 class in its table and 5 in JSON; Python gives 5",
 }

@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+import json
 import shutil
 import warnings
 
@@ -68,6 +69,10 @@ def workplace(tmp_path_factory):
         vitrail.export("runs/digits-1", "digits.onnx", features=True)
     digits = vitrail.open_data("digits")
     Image.fromarray(digits[0].content[:, :, 0]).save(place / "digit.png")
+    classifier = vitrail.load(place / "runs" / "digits-1")
+    answers = classifier.predict([digits[item].content for item in range(0, 1797, 75)], top=1)
+    printed = "\n".join(json.dumps(answer.to_dict()) for answer in answers)
+    (place / "predictions.jsonl").write_text(printed)
     random, lines = np.random.default_rng(0), ["path,label"]
     for brightness, label in ((0, "dark"), (190, "light")):
         (place / "photos" / label).mkdir(parents=True)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.exporting.export import Export as Export
     from vitrail.inference.backbone import Backbone as Backbone
     from vitrail.inference.backbone import load_backbone as load_backbone
+    from vitrail.inference.calibrate import calibrate as calibrate
     from vitrail.inference.classifier import Classifier as Classifier
     from vitrail.inference.engine_classifier import EngineClassifier as EngineClassifier
     from vitrail.inference.evaluate import Evaluation as Evaluation
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.inference.head_comparison import HeadComparison as HeadComparison
     from vitrail.inference.head_comparison import compare_heads as compare_heads
     from vitrail.inference.load import load as load
+    from vitrail.inference.monitor import Drift as Drift
+    from vitrail.inference.monitor import monitor as monitor
     from vitrail.inference.prediction import Prediction as Prediction
     from vitrail.inference.verify import Verification as Verification
     from vitrail.inference.verify import verify as verify
@@ -59,6 +62,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "DataCheck": "vitrail.run.check",
     "DatasetInfo": "vitrail.data.sources.catalogue",
     "EngineClassifier": "vitrail.inference.engine_classifier",
+    "Drift": "vitrail.inference.monitor",
     "Evaluation": "vitrail.inference.evaluate",
     "Explanation": "vitrail.insight.explanation",
     "Export": "vitrail.exporting.export",
@@ -77,6 +81,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "ViTFeatures": "vitrail.run.estimators",
     "WeightsInfo": "vitrail.zoo.models",
     "attention": "vitrail.insight.maps",
+    "calibrate": "vitrail.inference.calibrate",
     "check": "vitrail.run.check",
     "client": "vitrail.server.http_client",
     "compare": "vitrail.run.report.compare",
@@ -88,6 +93,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "load": "vitrail.inference.load",
     "load_backbone": "vitrail.inference.backbone",
     "models": "vitrail.zoo.models",
+    "monitor": "vitrail.inference.monitor",
     "open_data": "vitrail.data.open",
     "preset": "vitrail.zoo.presets",
     "report": "vitrail.run.report.make",
@@ -105,6 +111,7 @@ __all__ = [
     "Conversion",
     "DataCheck",
     "DatasetInfo",
+    "Drift",
     "EngineClassifier",
     "Evaluation",
     "Explanation",
@@ -124,6 +131,7 @@ __all__ = [
     "ViTFeatures",
     "WeightsInfo",
     "attention",
+    "calibrate",
     "check",
     "client",
     "compare",
@@ -135,6 +143,7 @@ __all__ = [
     "load",
     "load_backbone",
     "models",
+    "monitor",
     "open_data",
     "preset",
     "report",

@@ -6,15 +6,16 @@ names it here, where it is read, and not a traceback wherever it is first used.
 
 import json
 import math
+import tomllib
 from collections.abc import Container, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from vitrail import files
 from vitrail.errors import UserError
 
-MAX_JSON = 16 << 20  # bytes of a file; 21,843 class names take 2 MB
 MAX_DEPTH = 64  # of nested lists and objects
 TYPE_NAMES = {
     int: "a whole number",
@@ -27,13 +28,21 @@ TYPE_NAMES = {
 T = TypeVar("T")
 
 
-def read_json(path: Path, limit: int = MAX_JSON) -> Any:
+def read_json(path: Path) -> Any:
     """The content of a JSON file; OSError if it cannot be read, `UserError` if it is not valid."""
-    with path.open("rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise UserError(f"it is longer than {limit:,} bytes")
-    return parse_json(content)
+    return parse_json(files.read_regular(path))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The content of a TOML file; OSError if it cannot be read, `UserError` if it is not valid."""
+    try:
+        table = tomllib.loads(files.read_regular(path).decode())
+    except RecursionError as error:
+        raise UserError(f"it is nested deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:
+        raise UserError(f"it is not valid TOML: {error!s:.200}") from error
+    check_nesting(table)
+    return table
 
 
 def parse_json(content: str | bytes) -> Any:
@@ -44,11 +53,11 @@ def parse_json(content: str | bytes) -> Any:
         raise UserError(f"it is nested deeper than {MAX_DEPTH} levels") from error
     except ValueError as error:
         raise UserError(f"it is not valid JSON: {error!s:.100}") from error
-    check_json(value)
+    check_nesting(value)
     return value
 
 
-def check_json(value: Any) -> None:
+def check_nesting(value: Any) -> None:
     """Raises for deep nesting, and for strings that UTF-8 cannot encode."""
     pending = [(value, 0)]
     while pending:

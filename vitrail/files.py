@@ -7,6 +7,7 @@ run and of a search, a partial download), lock files, and temporary files that i
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ ADVICE = {  # what a user can do about an error of the operating system
     errno.ENAMETOOLONG: "shorten it",
 }
 RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the system's fault, not the file's
+MAX_TEXT = 16 << 20  # bytes of a file that people write; 21,843 class names take 2 MB
 # Characters of a name that its temporary folder repeats: at most 240 bytes of UTF-8, which leaves
 # room for the rest of the temporary name in the 255 bytes that file systems allow.
 PREFIX_LENGTH = 60
@@ -62,6 +64,18 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         fsync(path.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def read_regular(path: str | Path, limit: int = MAX_TEXT) -> bytes:
+    """The content of a file that people write; OSError for pipes, devices and endless files."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would block
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"longer than {limit:,} bytes", str(path))
+    return content
 
 
 def create_output_folder(out: str | Path | None, default: str | Path) -> Path:

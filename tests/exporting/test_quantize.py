@@ -25,7 +25,7 @@ from vitrail.exporting.proof import collect_reference, generate_images, run_torc
 from vitrail.exporting.quantize import (
     TARGET_ERROR,
     Calibration,
-    calibrate,
+    measure_calibration,
     quantize_onnx,
     quantize_weight,
     split_calibration,
@@ -46,7 +46,7 @@ def images(graph):
 
 @pytest.fixture(scope="module")
 def calibration(graph, images):
-    return calibrate(graph.model, images)
+    return measure_calibration(graph.model, images)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_every_linear_layer_of_the_blocks_is_calibrated(graph, calibration):
 
 
 def test_calibration_leaves_no_hooks_and_no_gradients(graph, images):
-    calibrate(graph.model, images[:2])
+    measure_calibration(graph.model, images[:2])
     for layer in linear_layers(graph.model).values():
         assert not layer._forward_hooks and not layer._forward_pre_hooks
         assert layer.weight.grad is None

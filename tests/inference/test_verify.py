@@ -77,8 +77,11 @@ def test_other_answers_do_not_pass(path, capsys):
     save_model(path, model, {**metadata.document, "reference": other})
     result = vitrail.verify(path)
     assert not result.passed and result.largest_difference == pytest.approx(0.01, rel=0.01)
-    with pytest.raises(SystemExit, match="computes other answers here"):
+    with pytest.raises(SystemExit) as exit:
         main(["verify", str(path)])
+    assert exit.value.code == 1 and "computes different answers" in capsys.readouterr().out
+    with pytest.raises(UserError, match="computes other answers here"):
+        vitrail.export(path, path.parent / "model.onnx")
     with pytest.raises(SystemExit) as exit:
         main(["verify", str(path), "--json"])
     assert exit.value.code == 1 and json.loads(capsys.readouterr().out)["passed"] is False

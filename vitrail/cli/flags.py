@@ -121,6 +121,7 @@ def unset(**options: Any) -> Any:
 Switch: TypeAlias = Annotated[bool, tyro.conf.FlagCreatePairsOff, unset()]
 OptionalInt: TypeAlias = Annotated[int | None, unset(metavar="INT")]
 OptionalFloat: TypeAlias = Annotated[float | None, unset(metavar="FLOAT")]
+CalibrationData: TypeAlias = Annotated[str | None, unset(metavar="DATA")]
 OptionalPath: TypeAlias = Annotated[Path | None, unset(metavar="PATH")]
 
 # Arguments that mean the same for every verb.

@@ -13,13 +13,13 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
-from types import FrameType
 from typing import Any
 
 import vitrail
 from vitrail import files
 from vitrail.cli.messages import flags_of, translate  # here: an error may leave no file handle
 from vitrail.errors import UserError
+from vitrail.signals import exit_on_signal, handle_ending_signals
 
 STARTED = time.monotonic()  # `--minutes` count from here
 
@@ -40,6 +40,8 @@ VERBS = (
     "convert",
     "export",
     "verify",
+    "calibrate",
+    "monitor",
     "models",
     "datasets",
 )
@@ -53,7 +55,11 @@ USAGE = "`vitrail VERB --help` lists the options of a verb, `vitrail --version` 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point of the shell command; its exit codes are listed in the documentation."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    signal.signal(signal.SIGTERM, exit_on_signal)
+    interrupt = signal.getsignal(signal.SIGINT)  # Ctrl-C stays a KeyboardInterrupt
+    handle_ending_signals(exit_on_signal)
+    signal.signal(signal.SIGINT, interrupt)
+    if sys.stderr is None:  # the caller closed it; libraries write to it without asking
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     codecs.register_error(OUTPUT_ERRORS, escape_for_output)
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, OUTPUT_ERRORS)):
         if isinstance(stream, io.TextIOWrapper):
@@ -218,7 +224,3 @@ def cpu_times() -> list[int]:
     """Ticks summed over all cores: user, nice, system, idle, iowait, irq, softirq, steal."""
     with open("/proc/stat", encoding="utf-8") as file:
         return [int(ticks) for ticks in file.readline().split()[1:9]]
-
-
-def exit_on_signal(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import vitrail
 from vitrail.cli.flags import (
     NO_VIT,
+    CalibrationData,
     Device,
     Engine,
     HeadFile,
@@ -19,6 +20,7 @@ from vitrail.cli.flags import (
     LoadedVit,
     Model,
     Normalisation,
+    OptionalFloat,
     OptionalInt,
     Raw,
     Switch,
@@ -30,6 +32,7 @@ from vitrail.errors import UserError
 if TYPE_CHECKING:
     from vitrail.inference.classifier import Classifier
     from vitrail.inference.head import FeatureClassifier
+    from vitrail.inference.prediction import Prediction
 
 Result = tuple[Any, Any]  # path; a `Prediction` or a `UserError`
 TOP, TOP_JSON = 1, 5  # classes listed per image
@@ -42,6 +45,9 @@ def predict(
     top: OptionalInt = None,
     raw: Raw = False,
     views: Views = 1,
+    coverage: OptionalFloat = None,
+    abstain: OptionalFloat = None,
+    data: CalibrationData = None,
     head: HeadFile = None,
     device: Device = "auto",
     engine: Engine = None,
@@ -56,6 +62,12 @@ def predict(
 
     Args:
         top: number of classes listed per image (default: 1, with --json 5)
+        coverage: also list the classes that contain the true one in this fraction of cases, such
+            as 0.95
+        abstain: do not answer where more than this fraction of the answers would be wrong, such as
+            0.01
+        data: labelled images to calibrate --coverage, --abstain and odd images with, for weights of
+            other libraries
         json: print one JSON line per image
         csv: print a table: path, label, probability, error
     """
@@ -66,9 +78,16 @@ def predict(
     if json and csv:
         raise UserError("`json` and `csv` exclude each other; give one of them")
     classifier = load_classifier(model, head, device, engine, preprocess, vit, views)
+    promises = check_promises(classifier, coverage, abstain, data)
+    if data is not None and isinstance(classifier, vitrail.Classifier):
+        from vitrail.inference.calibrate import calibrate_classifier
+
+        classifier = calibrate_classifier(classifier, data)
     unreadable: list[Result] = []  # filled while folders are searched, printed at the end
     count = top or (TOP_JSON if json else TOP)
-    predictions = classifier.predict_each(find_images(images, unreadable), top=count, raw=raw)
+    predictions = classifier.predict_each(
+        find_images(images, unreadable), top=count, raw=raw, **promises
+    )
     print_as = print_json if json else print_csv if csv else print_table
     if not print_as(show_progress(chain(predictions, unreadable), images)):
         sys.exit(1)
@@ -94,6 +113,21 @@ def load_classifier(
     from vitrail.inference.head import load_with_head
 
     return load_with_head(model, head, device=device, **settings)
+
+
+def check_promises(
+    classifier: "Classifier | FeatureClassifier",
+    coverage: float | None,
+    abstain: float | None,
+    data: str | None,
+) -> dict[str, float]:
+    """The promises that were asked for; heads of `vitrail head` make none."""
+    asked = {"coverage": coverage, "abstain": abstain}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if (given or data) and not isinstance(classifier, vitrail.Classifier):
+        name = next(iter(given), "data")
+        raise UserError(f"`{name}` needs the head of the model itself; leave out `head`")
+    return given
 
 
 def find_images(names: tuple[str, ...], unreadable: list[Result]) -> Iterator[str]:
@@ -165,16 +199,24 @@ def print_json(results: Iterator[Result]) -> bool:
 def print_csv(results: Iterator[Result]) -> bool:
     """One CSV row per image; whether all images could be read."""
     table = writer(sys.stdout, lineterminator="\n")
-    table.writerow(["path", "label", "probability", "error"])
+    columns = ["path", "label", "probability", "error", "answered", "odd", "set"]
+    table.writerow(columns)
     complete = True
     for path, result in results:
         if isinstance(result, UserError):
             complete = False
-            table.writerow([path, "", "", str(result)])
+            table.writerow([path, "", "", str(result), "", "", ""])
         else:
             labels = ";".join(one.label for one in result.listed[: None if result.labels else 1])
-            table.writerow([path, labels, f"{result.probability:.6f}", ""])
+            answer = [path, labels, f"{result.probability:.6f}", ""]
+            table.writerow([*answer, *csv_remarks(result)])
     return complete
+
+
+def csv_remarks(prediction: "Prediction") -> list[str]:
+    """Whether the image was answered and is odd, and the classes of its set."""
+    flags = {True: "yes", False: "no", None: ""}
+    return [flags[prediction.answered], flags[prediction.odd], ";".join(prediction.set or ())]
 
 
 def print_table(results: Iterator[Result]) -> bool:
@@ -188,5 +230,6 @@ def print_table(results: Iterator[Result]) -> bool:
             print(printable(f"error: {path}: {result}"), file=sys.stderr)
         else:
             guesses = "  ".join(f"{one.label} {one.probability:.1%}" for one in result.listed)
-            print(printable(f"{path}  {guesses or 'no label'}"), flush=True)
+            remarks = "".join(f"  ({remark})" for remark in result.remarks())
+            print(printable(f"{path}  {guesses or 'no label'}{remarks}"), flush=True)
     return complete

@@ -479,6 +479,8 @@ def check_file_size(size: int, limit: int) -> None:
 
 
 def check_pixel_count(width: int, height: int, limit: int) -> None:
+    if not width * height:
+        raise UserError(f"{width} x {height} has no pixels; give an image that has some")
     if width * height > limit:
         raise TooLarge(
             f"{width} x {height} is {width * height / 1e6:.0f} megapixels, "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from vitrail import files
+from vitrail.arguments import check_arguments
 from vitrail.data.config import Columns, LabelKind
 from vitrail.data.source import Source
 from vitrail.data.sources import builtin, folder, shards, table
@@ -17,6 +18,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
 DEFAULT_COLUMNS = Columns()
 
 
+@check_arguments
 def open_data(
     data: str | Path,
     *,

@@ -15,6 +15,7 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from vitrail.display.style import default_style
 from vitrail.display.text import truncate
 
 PALETTE = {  # `look.css` in light mode; `to_svg` replaces the colours with its variables
@@ -80,6 +81,7 @@ class Chart:
     marks: Sequence[Mark] = field(default_factory=tuple)
 
 
+@default_style()
 def draw_curves(chart: Chart, size: tuple[float, float] = (5.6, 3.3)) -> Figure:
     """Labels each curve at its end, in its colour, instead of a legend."""
     figure = Figure(figsize=size, layout="constrained")
@@ -133,6 +135,7 @@ def label_curve_ends(axes: Axes, curves: Sequence[Curve]) -> None:
         )
 
 
+@default_style()
 def draw_confusion_matrix(matrix: NDArray[np.int64], names: Sequence[str]) -> Figure:
     """True classes down, predicted classes across; correct predictions in blue, errors in ruby."""
     classes = len(matrix)
@@ -179,6 +182,7 @@ def colour_cells(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.concatenate([colour, opacity[:, :, None]], axis=2)
 
 
+@default_style()
 def draw_reliability_diagram(
     before: Sequence[CalibrationBin], after: Sequence[CalibrationBin]
 ) -> Figure:
@@ -237,6 +241,7 @@ def _font_file() -> str:
     return findfont(FontProperties(family="DejaVu Sans"))
 
 
+@default_style()
 def to_png(figure: Figure, dpi: int = 160) -> bytes:
     """On a white background, for paper and slides."""
     stream = io.BytesIO()
@@ -244,6 +249,7 @@ def to_png(figure: Figure, dpi: int = 160) -> bytes:
     return stream.getvalue()
 
 
+@default_style()
 def to_svg(figure: Figure) -> str:
     """For a page that defines the palette as CSS variables, in light and dark mode."""
     stream = io.StringIO()

@@ -53,7 +53,7 @@ class Conformal:
         check_coverage(coverage)
         overall = self.overall.threshold(coverage)
         if overall is None:
-            needed = math.ceil(1 / (1 - coverage)) - 1
+            needed = math.ceil(1 / (1 - coverage) - 1 - 1e-6)
             raise UserError(
                 f"coverage {coverage:g} needs at least {needed:,} validation images, and this "
                 f"model was calibrated with {self.overall.images:,}; give a lower `coverage`"
@@ -97,6 +97,24 @@ def fit_conformal(probabilities: NDArray[Any], labels: NDArray[Any]) -> Conforma
     )
 
 
+def fit_label_sets(probabilities: NDArray[Any], labels: NDArray[Any]) -> Conformal:
+    """For images with any number of labels (N, K): scores each label that an image has.
+
+    A set takes every label whose probability reaches a threshold, so that it contains each label
+    of an image with the promised coverage.
+    """
+    present = np.asarray(labels) > 0.5
+    limit = max(MIN_CLASS_IMAGES, MAX_CLASS_SCORES // present.shape[1])
+    return Conformal(
+        overall=_summarise(probabilities[present].astype(np.float64), MAX_SCORES),
+        classes={
+            str(index): _summarise(probabilities[present[:, index], index], limit)
+            for index in range(present.shape[1])
+            if present[:, index].sum() >= MIN_CLASS_IMAGES
+        },
+    )
+
+
 def _summarise(scores: NDArray[np.float64], limit: int) -> Scores:
     """The sorted scores with five digits, rounded down; at most `limit` order statistics."""
     ordered = np.sort(scores).tolist()
@@ -116,6 +134,14 @@ def round_down(value: float, digits: int = 5) -> float:
 def in_sets(probabilities: NDArray[Any], thresholds: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Whether each class is in the set of each image, (N, K)."""
     members: NDArray[np.bool_] = tail_mass(probabilities) >= thresholds
+    return members
+
+
+def in_label_sets(
+    probabilities: NDArray[Any], thresholds: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Whether each label is in the set of each image, (N, K), for any number of labels."""
+    members: NDArray[np.bool_] = np.asarray(probabilities, np.float64) >= thresholds
     return members
 
 
@@ -161,5 +187,29 @@ def measure_sets(
             )
             for index, name in enumerate(classes)
             if (labels == index).any()
+        },
+    )
+
+
+def measure_label_sets(
+    members: NDArray[np.bool_], labels: NDArray[Any], promised: float, classes: Sequence[str]
+) -> SetQuality:
+    """How many of the labels that images have are in their sets; for any number of labels."""
+    present = np.asarray(labels) > 0.5
+    coverage, sizes = float(members[present].mean()), members.sum(axis=1)
+    return SetQuality(
+        promised=promised,
+        coverage=coverage,
+        interval=wilson_interval(coverage, int(present.sum())),
+        mean_size=float(sizes.mean()),
+        single=float((sizes == 1).mean()),
+        per_class={
+            name: SetScore(
+                coverage=float(members[present[:, index], index].mean()),
+                mean_size=float(sizes[present[:, index]].mean()),
+                images=int(present[:, index].sum()),
+            )
+            for index, name in enumerate(classes)
+            if present[:, index].any()
         },
     )

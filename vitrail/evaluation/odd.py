@@ -38,7 +38,7 @@ class Neighbours:
     scale: float  # of one step of the quantised features
     mean: str  # of the features, float16 (width)
     components: str  # projection, float16 (width, dimensions)
-    features: str  # int8 (images, dimensions)
+    features: str  # int8 (images, dimensions + 1)
     distances: tuple[float, ...]  # of validation images, ascending
 
     def __post_init__(self) -> None:
@@ -56,14 +56,13 @@ class Neighbours:
     def measure(self, features: NDArray[Any]) -> Rows:
         """The mean distance of each image to its nearest training images, (N)."""
         mean, components, stored = self._arrays
-        centred: Rows = normalise_rows(features) - mean
-        return mean_distance(centred @ components, stored)
+        return mean_distance(project(normalise_rows(features) - mean, components), stored)
 
     @cached_property
     def _arrays(self) -> tuple[Rows, Rows, Rows]:
         mean = unpack(self.mean, "<f2", (self.width,))
         components = unpack(self.components, "<f2", (self.width, self.dimensions))
-        features = unpack(self.features, "i1", (self.images, self.dimensions))
+        features = unpack(self.features, "i1", (self.images, self.dimensions + 1))
         return mean, components, features * self.scale
 
 
@@ -75,8 +74,8 @@ def fit_neighbours(train: NDArray[Any], val: NDArray[Any]) -> Neighbours | None:
     mean = rows.mean(axis=0).astype("<f2")
     components = principal_components(rows - mean).astype("<f2")
     room = MAX_BYTES * 3 // 4 - mean.nbytes - components.nbytes - 16 * MAX_DISTANCES
-    rows = pick_rows(rows, max(1, room // components.shape[1]))
-    projected = (rows - mean.astype(np.float32)) @ components.astype(np.float32)
+    rows = pick_rows(rows, max(1, room // (components.shape[1] + 1)))
+    projected = project(rows - mean.astype(np.float32), components.astype(np.float32))
     scale = float(np.abs(projected).max()) / 127 or 1.0
     fitted = Neighbours(
         width=len(mean),
@@ -104,6 +103,16 @@ def principal_components(centred: Rows) -> Rows:
     """The directions of largest variance, (D, dimensions)."""
     _, vectors = np.linalg.eigh(centred.T.astype(np.float64) @ centred)
     return vectors[:, -DIMENSIONS:].astype(np.float32)
+
+
+def project(centred: Rows, components: Rows) -> Rows:
+    """Principal components, and the length of what they leave out: (N, dimensions + 1).
+
+    An image that differs in a direction in which training images do not vary is far away, too.
+    """
+    projected = centred @ components
+    rest = (centred**2).sum(axis=1) - (projected**2).sum(axis=1)
+    return np.concatenate([projected, np.sqrt(np.maximum(rest, 0))[:, None]], axis=1)
 
 
 def pick_rows(rows: NDArray[Any], count: int) -> NDArray[Any]:

@@ -30,7 +30,7 @@ from vitrail.exporting.proof import (
     run_torch,
     to_float,
 )
-from vitrail.exporting.quantize import calibrate, quantize_onnx, split_calibration
+from vitrail.exporting.quantize import measure_calibration, quantize_onnx, split_calibration
 from vitrail.exporting.staging import PROOF_HTML, check_export_target, stage_files
 from vitrail.exporting.triton import check_model_name, write_repository
 from vitrail.exporting.writers import OnnxWriter, OpenVinoWriter, Writer, build_writer
@@ -265,7 +265,7 @@ def quantize_until_accurate(
     equalize_channels(graph.model, images)
     writer = build_writer(to, graph, bundle.example())
     assert isinstance(writer, OnnxWriter | OpenVinoWriter)
-    calibration = calibrate(graph.model, images)
+    calibration = measure_calibration(graph.model, images)
     attempts: list[tuple[float, Writer, Proof]] = []
     for float_layers in calibration.float_layers():
         model = quantize_onnx(writer.model, calibration, float_layers)

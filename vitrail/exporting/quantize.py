@@ -52,7 +52,7 @@ class Calibration:
                 yield tuple(ranking[: len(ranking) // share])
 
 
-def calibrate(model: ViT, images: Tensor) -> Calibration:
+def measure_calibration(model: ViT, images: Tensor) -> Calibration:
     """Measures ranges and sensitivities on normalised images."""
     ranges = calibrate_ranges(model, images)
     return Calibration(ranges, *measure_sensitivity(model, images, ranges))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.arguments import check_arguments
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.inference.prediction import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from vitrail.exporting.export import Export, FormatName
     from vitrail.inference.evaluate import Evaluation, EvaluationSplit
     from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation
+    from vitrail.inference.robustness import CorruptionScope
     from vitrail.insight.explanation import Explanation
     from vitrail.model.vit import ViT
 
@@ -100,6 +102,7 @@ class Classifier:
             temperature=self.metadata.temperature,
             multi_label=self.metadata.labelling(len(self.classes)),
             training_data=self.metadata.data,
+            calibration=self.metadata.calibration,
         )
 
     @property
@@ -114,14 +117,33 @@ class Classifier:
     # a path is an Iterable[str] for the type checker, and yet one image
     @overload
     def predict(  # type: ignore[overload-overlap]
-        self, images: "ImageInput", *, top: int = 5, raw: bool = False
+        self,
+        images: "ImageInput",
+        *,
+        top: int = 5,
+        raw: bool = False,
+        coverage: float | None = None,
+        abstain: float | None = None,
     ) -> Prediction: ...
     @overload
     def predict(
-        self, images: "Iterable[ImageInput]", *, top: int = 5, raw: bool = False
+        self,
+        images: "Iterable[ImageInput]",
+        *,
+        top: int = 5,
+        raw: bool = False,
+        coverage: float | None = None,
+        abstain: float | None = None,
     ) -> list[Prediction]: ...
+    @check_arguments
     def predict(
-        self, images: "ImageInput | Iterable[ImageInput]", *, top: int = 5, raw: bool = False
+        self,
+        images: "ImageInput | Iterable[ImageInput]",
+        *,
+        top: int = 5,
+        raw: bool = False,
+        coverage: float | None = None,
+        abstain: float | None = None,
     ) -> "Prediction | list[Prediction]":
         """Classifies one image, or each of several.
 
@@ -129,6 +151,10 @@ class Classifier:
             images: path, bytes, PIL image or array; or an iterable of them
             top: number of most likely classes in `Prediction.top`
             raw: plain softmax instead of calibrated probabilities
+            coverage: also give the set of classes that contains the true one with this
+                probability, such as 0.95
+            abstain: do not answer where more than this fraction of the answers would be wrong,
+                such as 0.01
 
         >>> classifier = vitrail.load("runs/digits-1")
         >>> classifier.predict("digit.png", top=3)
@@ -136,11 +162,21 @@ class Classifier:
         >>> len(classifier.predict(["digit.png", "digit.png"]))
         2
         """
-        predictions = self.predictor.predict_images(as_images(images), top=top, raw=raw)
+        promise = self.predictor.promise(coverage, abstain)
+        predictions = self.predictor.predict_images(
+            as_images(images), top=top, raw=raw, promise=promise
+        )
         return predictions[0] if is_single_image(images) else predictions
 
+    @check_arguments
     def predict_each(
-        self, images: "Iterable[ImageInput]", *, top: int = 5, raw: bool = False
+        self,
+        images: "Iterable[ImageInput]",
+        *,
+        top: int = 5,
+        raw: bool = False,
+        coverage: float | None = None,
+        abstain: float | None = None,
     ) -> "Iterator[tuple[ImageInput, Prediction | UserError]]":
         """Yields each image with its prediction, or with the error that prevented it.
 
@@ -152,7 +188,8 @@ class Classifier:
         digit.png Prediction
         missing.png UserError
         """
-        return self.predictor.predict_each(images, top, raw)
+        promise = self.predictor.promise(coverage, abstain)
+        return self.predictor.predict_each(images, top, raw, promise)
 
     def with_views(self, views: int) -> Self:
         """The same classifier, whose logits are the mean over several views of each image.
@@ -172,6 +209,7 @@ class Classifier:
         other.predictor = add_views(self.predictor, views)
         return other
 
+    @check_arguments
     def probabilities(
         self, images: "ImageInput | Iterable[ImageInput]", *, raw: bool = False
     ) -> "NDArray[np.float32]":
@@ -183,6 +221,7 @@ class Classifier:
         """
         return self.predictor.probabilities(as_images(images), raw=raw)
 
+    @check_arguments
     def features(self, images: "ImageInput | Iterable[ImageInput]") -> "NDArray[np.float32]":
         """The input of the head: one vector for each image.
 
@@ -202,6 +241,7 @@ class Classifier:
                 rows.append(self.model.pool(tokens).float().cpu().numpy())
         return np.concatenate(rows)
 
+    @check_arguments
     def evaluate(
         self,
         data: "str | Path | Source",
@@ -211,6 +251,10 @@ class Classifier:
         skip_broken: bool = False,
         columns: Mapping[str, str] | None = None,
         raw: bool = False,
+        coverage: float | None = None,
+        abstain: float | None = None,
+        corruptions: "CorruptionScope | None" = None,
+        foreign: "str | Path | Source | None" = None,
     ) -> "Evaluation | MultiLabelEvaluation":
         """Measures accuracy and calibration on labelled images.
 
@@ -222,6 +266,11 @@ class Classifier:
             skip_broken: ignore images that cannot be read instead of raising
             columns: the columns of a table, such as {"label": "species"}; by default as in training
             raw: log-loss, calibration error and confidence of the plain softmax
+            coverage: promised coverage of the prediction sets that are measured; by default 0.95
+            abstain: promised error rate of the abstention that is measured; by default 0.01
+            corruptions: also measure the accuracy under 15 common corruptions and three more:
+                "quick" on 100 images at two strengths, "full" on up to 1000 images at five
+            foreign: also measure how well images of this other kind are recognised as odd
 
         >>> classifier = vitrail.load("runs/digits-1")
         >>> evaluation = classifier.evaluate("digits")
@@ -231,8 +280,20 @@ class Classifier:
         from vitrail.inference.evaluate import evaluate, open_evaluation_data
 
         source, part = open_evaluation_data(self.predictor, data, split, columns)
-        return evaluate(self.predictor, source, part, batch=batch, skip_broken=skip_broken, raw=raw)
+        return evaluate(
+            self.predictor,
+            source,
+            part,
+            batch=batch,
+            skip_broken=skip_broken,
+            raw=raw,
+            coverage=coverage,
+            abstain=abstain,
+            corruptions=corruptions,
+            foreign=foreign,
+        )
 
+    @check_arguments
     def explain(
         self,
         image: "ImageInput",
@@ -351,6 +412,7 @@ class Classifier:
             name=name,
         )
 
+    @check_arguments
     def index(self, name: str | int) -> int:
         """The index of a class, given its name, one of its comma-separated names, or its index.
 

@@ -90,6 +90,7 @@ class EngineClassifier(Classifier):
             multi_label=self.metadata.labelling(len(self.classes)),
             temperature=self.metadata.temperature,
             training_data=self.metadata.data,
+            calibration=self.metadata.calibration,
         )
 
     def features(self, images: "ImageInput | Iterable[ImageInput]") -> "NDArray[np.float32]":

@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -33,9 +33,19 @@ from vitrail.display.progress import progress_bar
 from vitrail.display.text import format_accuracy, format_count, format_percent, truncate
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
+from vitrail.evaluation.calibration import (
+    DEFAULT_COVERAGE,
+    TrustQuality,
+    default_promise,
+    measure_trust,
+    softmax,
+)
+from vitrail.evaluation.conformal import SetQuality, in_label_sets, measure_label_sets
 from vitrail.evaluation.loop import compute_logits
+from vitrail.evaluation.odd import ODD, auroc
 from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation, score_multi_label
 from vitrail.inference.predictor import Predictor
+from vitrail.inference.robustness import CorruptionScope, Robustness, measure_robustness
 from vitrail.inference.torch_predictor import TorchPredictor
 from vitrail.inference.views import ViewsPredictor
 from vitrail.training.learner import compute_dtype
@@ -55,6 +65,17 @@ class MisclassifiedImage:
     label: str  # the true class
     predicted: str
     probability: float  # of the predicted class
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignImages:
+    """How well images of another kind are told from those that were evaluated."""
+
+    data: str  # name of the foreign data set
+    images: int  # of it
+    auroc: float  # of the distance to the training images
+    baseline: float  # AUROC of the maximum probability
+    flagged: float  # fraction of the foreign images that are flagged as odd
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -82,6 +103,9 @@ class Evaluation:
     classes: tuple[str, ...]
     confusion: NDArray[np.int64]  # true classes are rows, predicted classes columns
     mistakes: tuple[MisclassifiedImage, ...]  # the most confident ones, in descending order
+    trust: TrustQuality  # prediction sets, abstention and odd images
+    corruptions: Robustness | None = None  # accuracy under corruptions, if it was asked for
+    foreign: ForeignImages | None = None  # how well foreign images are told, if it was asked for
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `vitrail evaluate --json` prints.
@@ -103,6 +127,9 @@ class Evaluation:
             "classes": list(self.classes),
             "confusion": self.confusion.tolist(),
             "mistakes": [asdict(mistake) for mistake in self.mistakes],
+            "trust": self.trust.to_dict(),
+            **({"corruptions": self.corruptions.to_dict()} if self.corruptions else {}),
+            **({"foreign": asdict(self.foreign)} if self.foreign else {}),
         }
 
     @property
@@ -124,6 +151,7 @@ class Evaluation:
             ("log-loss", f"{self.log_loss:.3f}"),
             ("calibration error (ECE)", f"{self.ece:.3f}"),
             ("temperature", temperature),
+            *describe_trust(self.trust),
         ]
 
     def __repr__(self) -> str:
@@ -152,6 +180,29 @@ class Evaluation:
         )
 
 
+def describe_trust(trust: TrustQuality) -> list[tuple[str, str]]:
+    """Prediction sets, abstention and odd images in words, as far as they were measured."""
+    lines = []
+    if (sets := trust.sets) is not None:
+        lines.append(
+            (
+                f"sets, coverage {sets.promised:g}",
+                f"{format_accuracy(sets.coverage, sets.interval)}, mean size {sets.mean_size:.2f}",
+            )
+        )
+    if (answers := trust.abstention) is not None:
+        error = "none" if answers.error is None else format_percent(answers.error)
+        lines.append(
+            (
+                f"answers, error {answers.promised:g}",
+                f"{format_percent(answers.answered)} answered, error {error}",
+            )
+        )
+    if trust.odd is not None:
+        lines.append(("odd images", format_percent(trust.odd)))
+    return lines
+
+
 def evaluate(
     predictor: Predictor,
     source: Source,
@@ -160,15 +211,23 @@ def evaluate(
     batch: int = 64,
     skip_broken: bool = False,
     raw: bool = False,
+    coverage: float | None = None,
+    abstain: float | None = None,
+    corruptions: CorruptionScope | None = None,
+    foreign: str | Path | Source | None = None,
 ) -> Evaluation | MultiLabelEvaluation:
     """Measures a predictor on one split of a data set with the predictor's classes."""
+    check_scope(corruptions)
+    predictor.promise(coverage, abstain)  # raises before any image is read
     with progress_bar("evaluating", len(split_indices(source, split))) as advance:
-        logits, labels, ids = _compute_split_logits(
+        outputs, labels, ids = compute_split_outputs(
             predictor, source, split, batch, skip_broken, advance
         )
     classes = predictor.classes
+    logits, features = outputs[:, : len(classes)], outputs[:, len(classes) :].numpy()
     if predictor.multi_label is not None:
-        return score_multi_label(logits, labels, classes, predictor.multi_label, split, raw)
+        result = score_multi_label(logits, labels, classes, predictor.multi_label, split, raw)
+        return replace(result, sets=measure_label_promise(predictor, logits, labels, coverage))
     temperature = 1.0 if raw or predictor.temperature is None else predictor.temperature
     predicted = logits.argmax(dim=1)
     confidence = metrics.calibrated_softmax(logits, temperature).amax(dim=1)
@@ -196,6 +255,22 @@ def evaluate(
             )
             for error in metrics.most_confident_errors(confidence, predicted, labels)
         ),
+        trust=measure_trust(
+            predictor.calibration,
+            logits.numpy(),
+            labels.numpy(),
+            features if features.shape[1] else None,
+            predictor.temperature,
+            classes,
+            coverage,
+            abstain,
+        ),
+        corruptions=measure_robustness(predictor, source, split, corruptions)
+        if corruptions
+        else None,
+        foreign=None
+        if foreign is None
+        else tell_foreign(predictor, outputs.numpy(), foreign, batch),
     )
 
 
@@ -204,12 +279,59 @@ def compute_validation_logits(predictor: Predictor) -> tuple[Tensor, Tensor]:
     trained = predictor.training_data
     if trained.source is None:
         raise UserError("the model does not name the data it was trained on")
-    source, is_training_data = _open_with_classes(predictor, trained.source, None)
+    source, is_training_data = open_with_classes(predictor, trained.source, None)
     if not is_training_data or not len(split_indices(source, "val")):
         raise UserError(f"{trained.source} has no validation images")
     with progress_bar("calibrating", len(split_indices(source, "val"))) as advance:
-        logits, labels, _ = _compute_split_logits(predictor, source, "val", 64, False, advance)
-    return logits, labels
+        outputs, labels, _ = compute_split_outputs(predictor, source, "val", 64, False, advance)
+    return outputs[:, : len(predictor.classes)], labels
+
+
+def measure_label_promise(
+    predictor: Predictor, logits: Tensor, labels: Tensor, coverage: float | None
+) -> SetQuality | None:
+    """The coverage of prediction sets of images with any number of labels."""
+    count = len(predictor.classes)
+    if coverage is None:
+        promise = default_promise(predictor.calibration, count, DEFAULT_COVERAGE, None)
+    else:
+        promise = predictor.promise(coverage)
+    if promise.sets is None or promise.coverage is None:
+        return None
+    members = in_label_sets(predictor.softmax(logits.numpy(), raw=False), promise.sets)
+    return measure_label_sets(members, labels.numpy(), promise.coverage, predictor.classes)
+
+
+def tell_foreign(
+    predictor: Predictor, known: NDArray[Any], foreign: str | Path | Source, batch: int
+) -> ForeignImages:
+    """Measures how well images of another kind are told from the evaluated ones."""
+    neighbours = predictor.calibration.neighbours if predictor.calibration else None
+    if neighbours is None:
+        raise UserError(
+            "this model file holds no features of training images to tell odd ones by; "
+            "add them with `vitrail calibrate MODEL DATA`"
+        )
+    source = open_data(foreign, split=False) if isinstance(foreign, str | Path) else foreign
+    split: EvaluationSplit = "test" if len(split_indices(source, "test")) else "all"
+    with progress_bar("foreign images", len(split_indices(source, split))) as advance:
+        outputs, _, _ = compute_split_outputs(predictor, source, split, batch, True, advance)
+    rows, count = outputs.numpy(), len(predictor.classes)
+    distances = [neighbours.measure(one[:, count:]) for one in (known, rows)]
+    doubts = [-softmax(one[:, :count], predictor.temperature).max(axis=1) for one in (known, rows)]
+    return ForeignImages(
+        data=source.name,
+        images=len(rows),
+        auroc=auroc(distances[0], distances[1]),
+        baseline=auroc(doubts[0], doubts[1]),
+        flagged=float((neighbours.p_values(rows[:, count:]) < ODD).mean()),
+    )
+
+
+def check_scope(corruptions: object) -> None:
+    """Raises unless this is a scope of `measure_robustness`, or None."""
+    if corruptions not in (None, *get_args(CorruptionScope)):
+        raise UserError(f"`corruptions` is {corruptions!r}; give 'quick' or 'full'")
 
 
 def open_evaluation_data(
@@ -226,7 +348,7 @@ def open_evaluation_data(
     """
     trained = predictor.training_data
     checksum = trained.fingerprint
-    source, is_training_data = _open_with_classes(predictor, data, columns)
+    source, is_training_data = open_with_classes(predictor, data, columns)
     if split is None:
         held_out = len(split_indices(source, "test"))
         split = "test" if 0 < held_out < len(source) or is_training_data else "all"
@@ -241,7 +363,7 @@ def open_evaluation_data(
     return source, split
 
 
-def _open_with_classes(
+def open_with_classes(
     predictor: Predictor, data: str | Path | Source, columns: Mapping[str, str] | None
 ) -> tuple[Source, bool]:
     """The data, and whether it is the data that the predictor was trained on."""
@@ -286,7 +408,7 @@ def _open_moved_data(
     return moved if fingerprint(moved) == checksum else None
 
 
-def _compute_split_logits(
+def compute_split_outputs(
     predictor: Predictor,
     source: Source,
     split: EvaluationSplit,
@@ -294,7 +416,7 @@ def _compute_split_logits(
     skip_broken: bool,
     progress: Callable[[int], None],
 ) -> tuple[Tensor, Tensor, list[str]]:
-    """Logits, labels and ids of all images of a split."""
+    """Logits with features, if any, labels and ids of all images of a split."""
     config = DataConfig(skip_broken=skip_broken, disk_gb=0)
     network, device = module_of(predictor)
     loader = Loader(source, predictor.preprocess, config, batch=batch, device=device)
@@ -321,11 +443,13 @@ class EngineModule(nn.Module):
         self.predictor = predictor
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.from_numpy(self.predictor.logits(x.numpy()))
+        return torch.from_numpy(self.predictor.outputs(x.numpy()))
 
 
 def module_of(predictor: Predictor) -> tuple[nn.Module, torch.device]:
     """The module that computes the logits, and its device."""
     if isinstance(predictor, TorchPredictor):
-        return predictor.network, predictor.device
+        known = predictor.calibration is not None and predictor.calibration.neighbours is not None
+        network = predictor.network_with_features if known else predictor.network
+        return network, predictor.device
     return EngineModule(predictor), torch.device("cpu")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail import files
+from vitrail.arguments import check_arguments
 from vitrail.data.config import Preprocess
 from vitrail.data.image import load_image
 from vitrail.data.open import open_data
@@ -25,6 +26,7 @@ from vitrail.exporting.formats import FORMATS
 from vitrail.inference.classifier import Classifier
 from vitrail.inference.evaluate import open_evaluation_data
 from vitrail.inference.load import make_classifier, missing_preprocess
+from vitrail.inference.verify import check_same_answers
 from vitrail.zoo.load import LoadedModel, load_weights, log_weight_changes
 from vitrail.zoo.locate import STANDARD_FILES, WEIGHT_SUFFIXES
 from vitrail.zoo.weights import Normalisation
@@ -38,6 +40,7 @@ MAP_IMAGES = 32  # with attention maps, which take megabytes for each image
 ProofImages = tuple[NDArray[np.uint8], NDArray[np.int64] | None]
 
 
+@check_arguments
 def export(
     model: str | Path,
     out: str | Path | None = None,
@@ -112,6 +115,7 @@ def export_classifier(
     **settings: Any,
 ) -> Export:
     """Exports a classifier; `settings` are those of `export_model`."""
+    check_same_answers(classifier, source or "the model")
     name = name or name_model(source or classifier.metadata.name or "model")
     to, target = choose_target(out, to, name)
     images, labels = choose_proof_images(classifier, data, count_images(settings)) or (None, None)

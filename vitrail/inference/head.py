@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor, nn
 
+from vitrail.arguments import check_arguments
 from vitrail.data.config import Columns, Preprocess
 from vitrail.data.open import make_columns, open_data, resolve_data
 from vitrail.data.source import SPLITS, Source, fingerprint
@@ -226,6 +227,7 @@ class FeatureClassifier:
         return f"FeatureClassifier({kind} on {features} features; {state}; {self.device})"
 
 
+@check_arguments
 def head(
     model: str | Path | Classifier,
     estimator: Any,

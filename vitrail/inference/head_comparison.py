@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import files
+from vitrail.arguments import check_arguments
 from vitrail.data.source import SPLITS, Split
 from vitrail.data.sources.places import check_output_path
 from vitrail.display.progress import progress_bar
@@ -134,6 +135,7 @@ class HeadComparison:
         return f"<table><tr>{header}</tr>{rows}</table>"
 
 
+@check_arguments
 def compare_heads(
     model: str | Path | Classifier,
     data: str | Path,

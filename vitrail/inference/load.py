@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.arguments import check_arguments
 from vitrail.errors import UserError
 from vitrail.exporting.engine import ENGINE_SUFFIXES
 from vitrail.inference.classifier import Classifier
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from vitrail.zoo.load import LoadedModel
 
 
+@check_arguments
 def load(
     path: str | Path,
     *,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitrail.display.text import format_count, truncate
 from vitrail.evaluation import metrics, multi_label
+from vitrail.evaluation.conformal import SetQuality
 from vitrail.evaluation.multi_label import LabelScore, PlattScaling
 from vitrail.zoo.metadata import MultiLabel
 
@@ -38,6 +39,7 @@ class MultiLabelEvaluation:
     per_class: dict[str, LabelScore]
     classes: tuple[str, ...]
     cooccurrence: NDArray[np.int64]  # images with the row's label predicted to have the column's
+    sets: SetQuality | None = None  # coverage and size of prediction sets; None: not calibrated
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `vitrail evaluate --json` prints."""
@@ -55,6 +57,7 @@ class MultiLabelEvaluation:
             "per_class": {name: asdict(score) for name, score in self.per_class.items()},
             "classes": list(self.classes),
             "cooccurrence": self.cooccurrence.tolist(),
+            "trust": {"sets": asdict(self.sets) if self.sets else None},
         }
 
     @property

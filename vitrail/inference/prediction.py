@@ -43,17 +43,20 @@ class Prediction:
     probability: float  # calibrated, if the model file has a temperature and `raw` is false
     top: tuple[ClassProbability, ...]  # the most likely classes in descending order
     labels: tuple[ClassProbability, ...] | None = None  # multi-label: those above their thresholds
+    set: tuple[str, ...] | None = None  # classes that contain the true one with `coverage`
+    answered: bool | None = None  # with `abstain`: whether the model is confident enough
+    odd: bool | None = None  # unlike the training images; None: the model file cannot tell
+    p_value: float | None = None  # fraction of images like the training images that are as odd
 
     def to_dict(self) -> dict[str, Any]:
         """What `vitrail predict --json` prints for an image, without the path.
 
+        Without keys that were not asked for, or that the model file cannot tell.
+
         >>> list(vitrail.load("runs/digits-1").predict("digit.png").to_dict())
-        ['label', 'index', 'probability', 'top']
+        ['label', 'index', 'probability', 'top', 'odd', 'p_value']
         """
-        document = asdict(self)
-        if self.labels is None:
-            del document["labels"]
-        return document
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @property
     def listed(self) -> tuple[ClassProbability, ...]:
@@ -67,7 +70,22 @@ class Prediction:
 
     def __repr__(self) -> str:
         likely = ", ".join(f"{one.label} {one.probability:.1%}" for one in self.listed)
-        return f"Prediction({likely or 'no label'})"
+        return f"Prediction({'; '.join([likely or 'no label', *self.remarks()])})"
+
+    def remarks(self) -> list[str]:
+        """What else a reader should know, in words.
+
+        >>> vitrail.load("runs/digits-1").predict("digit.png", coverage=0.9).remarks()
+        ['one of: ...']
+        """
+        remarks = []
+        if self.answered is False:
+            remarks.append("not sure enough to answer")
+        if self.set is not None:
+            remarks.append(f"one of: {', '.join(self.set)}")
+        if self.odd:
+            remarks.append(f"odd image: p-value {self.p_value:.2g}")
+        return remarks
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -115,10 +133,10 @@ def as_images(images: Any) -> Iterable[ImageInput]:
 
 def class_index(classes: Sequence[str], name: str | int) -> int:
     """The index of a class, given its name, one of its comma-separated names, or its index."""
-    if isinstance(name, int):
+    if isinstance(name, int | np.integer):
         if not 0 <= name < len(classes):
             raise UserError(f"no such class: {name}; give 0 to {len(classes) - 1}")
-        return name
+        return int(name)
     wanted = name.strip().casefold()
     for split in (lambda one: [one], lambda one: one.split(",")):
         known = [[part.strip().casefold() for part in split(one)] for one in classes]

@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
+from vitrail.evaluation.calibration import Calibration, Promise, make_promise, softmax
+from vitrail.evaluation.conformal import in_label_sets, in_sets
+from vitrail.evaluation.odd import ODD
+from vitrail.evaluation.selective import log_odds
 from vitrail.inference.prediction import (
     ClassProbability,
     ImageInput,
@@ -23,6 +27,7 @@ from vitrail.zoo.metadata import MultiLabel, TrainingData
 Array = NDArray[Any]  # float32 but for bytes that an engine normalises itself
 
 BATCH = 32  # images in memory at once
+NO_PROMISE = Promise()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,6 +44,7 @@ class Predictor(ABC):
     temperature: float | None = None  # divides the logits; None: not fitted
     multi_label: MultiLabel | None = None  # None: one class per image
     training_data: TrainingData = field(default_factory=TrainingData)
+    calibration: Calibration | None = None  # None: no validation images were at hand
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -51,8 +57,22 @@ class Predictor(ABC):
     def logits(self, x: Array) -> Array:
         """The logits (B, K) of preprocessed images (B, C, H, W)."""
 
-    def prediction(self, logits: Array, top: int = 5, raw: bool = False) -> Prediction | UserError:
-        """The prediction for one image from its logits (K); an error if they are not finite."""
+    def outputs(self, x: Array) -> Array:
+        """The logits, followed by the features that tell odd images, if any: (B, K) or more."""
+        return self.logits(x)
+
+    def promise(self, coverage: float | None = None, abstain: float | None = None) -> Promise:
+        """The thresholds for a coverage and an error rate, for `prediction`."""
+        return make_promise(self.calibration, len(self.classes), coverage, abstain)
+
+    def prediction(
+        self, outputs: Array, top: int = 5, raw: bool = False, promise: Promise = NO_PROMISE
+    ) -> Prediction | UserError:
+        """The prediction for one image from a row of `logits` or `outputs`.
+
+        An error if the logits are not finite.
+        """
+        logits, features = outputs[: len(self.classes)], outputs[len(self.classes) :]
         if not np.isfinite(logits).all():
             return UserError("the model returns NaN or infinity; its weights are damaged")
         # sorted by logits: a high temperature may round two probabilities to the same number
@@ -80,14 +100,40 @@ class Predictor(ABC):
             probability=best.probability,
             top=likely,
             labels=labels,
+            **self._judge(logits, features, promise),
         )
 
+    def _judge(self, logits: Array, features: Array, promise: Promise) -> dict[str, Any]:
+        """How far a prediction can be trusted: its set, whether to answer, whether it is odd."""
+        judged: dict[str, Any] = {}
+        if promise.sets is not None:
+            if self.multi_label is not None:
+                inside = in_label_sets(self.softmax(logits, raw=False)[None], promise.sets)
+            else:
+                inside = in_sets(softmax(logits[None], self.temperature), promise.sets)
+            members = inside[0].nonzero()[0]
+            order = sorted(members.tolist(), key=lambda index: -logits[index])
+            judged["set"] = tuple(self.classes[index] for index in order)
+        if promise.confidence is not None:
+            odds = log_odds(logits[None] / (self.temperature or 1.0))[0]
+            judged["answered"] = bool(odds >= promise.confidence)
+        neighbours = self.calibration.neighbours if self.calibration else None
+        if neighbours is not None and len(features) == neighbours.width:
+            p_value = float(neighbours.p_values(features[None])[0])
+            judged |= {"p_value": p_value, "odd": p_value < ODD}
+        return judged
+
     def predict_images(
-        self, images: Iterable[ImageInput], *, top: int = 5, raw: bool = False
+        self,
+        images: Iterable[ImageInput],
+        *,
+        top: int = 5,
+        raw: bool = False,
+        promise: Promise = NO_PROMISE,
     ) -> list[Prediction]:
         """One prediction for each image; the first image that cannot be read raises `UserError`."""
         predictions = []
-        for number, (image, result) in enumerate(self.predict_each(images, top, raw), 1):
+        for number, (image, result) in enumerate(self.predict_each(images, top, raw, promise), 1):
             with name_image_in_errors(image, number):
                 if isinstance(result, UserError):
                     raise result
@@ -95,19 +141,23 @@ class Predictor(ABC):
         return predictions
 
     def predict_each(
-        self, images: Iterable[ImageInput], top: int = 5, raw: bool = False
+        self,
+        images: Iterable[ImageInput],
+        top: int = 5,
+        raw: bool = False,
+        promise: Promise = NO_PROMISE,
     ) -> Iterator[tuple[ImageInput, Prediction | UserError]]:
         """Each image with its prediction, or with the error that kept it from being read."""
         remaining = iter(images)
         while part := list(islice(remaining, BATCH)):
             arrays = [self._load_or_error(image) for image in part]
             readable = [x for x in arrays if not isinstance(x, UserError)]
-            logits = iter(self.logits(np.stack(readable)) if readable else ())
+            rows = iter(self.outputs(np.stack(readable)) if readable else ())
             for image, x in zip(part, arrays, strict=True):
                 if isinstance(x, UserError):
                     yield image, x
                 else:
-                    yield image, self.prediction(next(logits), top, raw)
+                    yield image, self.prediction(next(rows), top, raw, promise)
 
     def probabilities(
         self, images: Iterable[ImageInput], *, raw: bool = False

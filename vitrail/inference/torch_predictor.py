@@ -12,7 +12,26 @@ from vitrail.data.image import load_image
 from vitrail.data.preprocess import preprocess
 from vitrail.inference.prediction import ImageInput, name_image_in_errors
 from vitrail.inference.predictor import Array, Predictor
+from vitrail.model.vit import ViT
 from vitrail.training.learner import compute_dtype
+
+
+class LogitsAndFeatures(nn.Module):
+    """A ViT that returns its logits and the features that tell odd images, (B, K + 2 D).
+
+    The features are mean and standard deviation of the patches after the last norm. On CIFAR-10
+    against MNIST the mean alone has an AUROC of 0.88, both together 0.98 (JOURNAL, 2026-11-17).
+    """
+
+    def __init__(self, model: ViT):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.model.encode(x)
+        patches = self.model.norm(tokens[:, self.model.config.prefix :])
+        spread = patches.std(dim=1, correction=0)
+        return torch.cat([self.model.classify(tokens), patches.mean(dim=1), spread], dim=1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +52,20 @@ class TorchPredictor(Predictor):
             out: Tensor = self.network(torch.from_numpy(x).to(self.device))
         array: Array = out.float().cpu().numpy()
         return array
+
+    def outputs(self, x: Array) -> Array:
+        """The logits, followed by the features that tell odd images, if any: (B, K) or more."""
+        if self.calibration is None or self.calibration.neighbours is None:
+            return self.logits(x)
+        with torch.inference_mode(), self.autocast():
+            out: Tensor = self.network_with_features(torch.from_numpy(x).to(self.device))
+        array: Array = out.float().cpu().numpy()
+        return array
+
+    @property
+    def network_with_features(self) -> nn.Module:
+        """The network, with features behind the logits if it is a ViT."""
+        return LogitsAndFeatures(self.network) if isinstance(self.network, ViT) else self.network
 
     def autocast(self) -> torch.autocast:
         dtype = compute_dtype("auto", self.device)

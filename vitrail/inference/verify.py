@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitrail.arguments import check_arguments
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier
+from vitrail.inference.engines import EngineName
 from vitrail.inference.load import load
 from vitrail.inference.torch_predictor import TorchPredictor
 from vitrail.zoo.reference import compute_reference, reference_images
@@ -71,13 +73,18 @@ class Verification:
         ]
 
 
-def verify(model: str | Path, *, device: str = "auto") -> Verification:
+@check_arguments
+def verify(
+    model: str | Path, *, device: str = "auto", engine: EngineName | None = None
+) -> Verification:
     """Checks the sha256 of every tensor, and the logits of generated reference images.
 
     Args:
         model: run folder, model file or exported file; `vitrail.convert` makes a model file of
             the weights of other libraries
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
+        engine: torch, onnxruntime, openvino, or auto for the fastest; by default torch, for an
+            exported file its own
 
     >>> vitrail.verify("runs/digits-1")
     runs/digits-1 is the model that was tested
@@ -85,7 +92,23 @@ def verify(model: str | Path, *, device: str = "auto") -> Verification:
       largest difference ... in the logits of 4 reference images, tolerance ...
       computed by torch ... on cpu
     """
-    return verify_classifier(load(model, device=device), str(model))
+    return verify_classifier(load(model, device=device, engine=engine), str(model))
+
+
+def check_same_answers(classifier: Classifier, source: str) -> None:
+    """Raises if a model computes other answers here than after training; for serve and export.
+
+    Models without reference answers are not checked.
+    """
+    if classifier.metadata.checksums is None or classifier.metadata.reference is None:
+        return
+    result = verify_classifier(classifier, source)
+    if not result.passed:
+        raise UserError(
+            f"{source} computes other answers here than after training: logits differ by up to "
+            f"{result.largest_difference:.1e}, tolerance {result.tolerance:.1e} ({result.engine}); "
+            f"try another version of torch, or another `device`"
+        )
 
 
 def verify_classifier(classifier: Classifier, source: str) -> Verification:

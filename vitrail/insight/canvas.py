@@ -8,6 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vitrail.display.style import default_style
+
 DPI = 200  # 11 inches become 2200 pixels: sharp at the 1100 that a page shows
 WIDTH = 11.0  # inches of a large figure
 EDGE, GAP = 0.4, 0.06  # inches: margin of a figure, and space between small maps
@@ -57,6 +59,7 @@ class Canvas:
         self.add_text(x + 0.19, y + height, low, 8, color=SOFT, va="bottom")
 
 
+@default_style()
 def render_png(figure: Figure, dpi: int = DPI) -> bytes:
     """The figure as a PNG; characters that the font lacks become boxes, without a warning."""
     stream = io.BytesIO()

@@ -8,6 +8,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from vitrail.display.style import default_style
 from vitrail.insight.canvas import (
     BLUE,
     EDGE,
@@ -34,6 +35,7 @@ POSITION_TITLES: dict[PositionKind, str] = {
 }
 
 
+@default_style()
 def draw_positions(similarity: Floats, kind: PositionKind) -> Figure:
     """Each position compared with all (Dosovitskiy et al., 2021, figure 7).
 
@@ -63,6 +65,7 @@ def evenly_spaced(side: int) -> list[int]:
     return spaced
 
 
+@default_style()
 def draw_filters(components: Floats) -> Figure:
     """Principal components of the patch embedding, (count, C, p, p)."""
     count = len(components)
@@ -84,12 +87,14 @@ def draw_filters(components: Floats) -> Figure:
     return canvas.figure
 
 
+@default_style()
 def draw_attention_distance(distance: Floats, size: tuple[int, int]) -> Figure:
     """The mean attention distance of each head in pixels, (L, h); `size` is the image's."""
     subtitle = f"Pixels between a patch and what it attends to, images of {size[1]} x {size[0]}"
     return draw_heads_by_layer(distance, "Mean attention distance", subtitle, "pixels")
 
 
+@default_style()
 def draw_attention_entropy(entropy: Floats, tokens: int, dead: NDArray[np.bool_]) -> Figure:
     """The attention entropy of each head in nats, and which heads are dead: both (L, h)."""
     top = float(np.log(tokens))
@@ -112,6 +117,7 @@ def draw_attention_entropy(entropy: Floats, tokens: int, dead: NDArray[np.bool_]
     return figure
 
 
+@default_style()
 def draw_heads_by_layer(values: Floats, title: str, subtitle: str, unit: str) -> Figure:
     """One point for each head, and the mean of each layer."""
     layers, count = values.shape
@@ -141,6 +147,7 @@ def draw_heads_by_layer(values: Floats, title: str, subtitle: str, unit: str) ->
     return canvas.figure
 
 
+@default_style()
 def draw_token_norms(
     images: Sequence[Bytes], norms: Sequence[Floats], layers: Sequence[int]
 ) -> Figure:
@@ -157,6 +164,7 @@ def draw_token_norms(
     return draw_image_rows("Token norms", subtitle, images, shown, layers)
 
 
+@default_style()
 def draw_feature_pca(
     images: Sequence[Bytes], components: Sequence[Floats], layers: Sequence[int]
 ) -> Figure:
@@ -166,6 +174,7 @@ def draw_feature_pca(
     return draw_image_rows("PCA of patch features", subtitle, images, shown, layers)
 
 
+@default_style()
 def draw_image_rows(
     title: str,
     subtitle: str,

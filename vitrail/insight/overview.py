@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from vitrail.display.style import default_style
 from vitrail.display.text import format_percent, printable, truncate
 from vitrail.insight.arrays import ExplanationArrays
 from vitrail.insight.canvas import (
@@ -36,6 +37,7 @@ SCORE = (
 )
 
 
+@default_style()
 def draw_overview(one: ExplanationArrays) -> Figure:
     """Image, prediction, heatmaps with their faithfulness, and attention maps in one figure."""
     large = 3.1 / max(1.0, one.aspect)
@@ -53,6 +55,7 @@ def draw_overview(one: ExplanationArrays) -> Figure:
     return canvas.figure
 
 
+@default_style()
 def draw_overlay(one: ExplanationArrays, method: str) -> Figure:
     """One heatmap over the image, with its colour bar."""
     heatmap, side = one.heatmaps[method], 4.2
@@ -67,6 +70,7 @@ def draw_overlay(one: ExplanationArrays, method: str) -> Figure:
     return canvas.figure
 
 
+@default_style()
 def draw_heads(one: ExplanationArrays, layers: Sequence[int]) -> Figure:
     """The attention maps of the shown heads in some layers."""
     grid = HeadGrid(one, layers, WIDTH - 2 * EDGE - 1.5)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from vitrail import files
+from vitrail.arguments import check_arguments
 from vitrail.audit.audit import Audit, BrokenImage, audit_data
 from vitrail.audit.findings import Finding
 from vitrail.audit.page import render_audit
@@ -190,6 +191,7 @@ class DataCheck:
         return f"<p>{head}</p><table>{rows}</table><p>What training would do:</p><ul>{items}</ul>"
 
 
+@check_arguments
 def check(
     data: str | Path | Source,
     *,

@@ -23,6 +23,7 @@ from vitrail.run.progress import Progress
 from vitrail.run.recipe import Recipe
 from vitrail.run.recorder import NullRecorder
 from vitrail.run.storage.predictions import SplitOutputs, predict_split_distributed
+from vitrail.signals import ending_signals_handled
 from vitrail.training import loop
 from vitrail.training.distributed import SINGLE, World
 from vitrail.training.learner import Learner
@@ -255,7 +256,7 @@ def is_better(new: Best, best: Best | None, images: int) -> bool:
 
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM in the yielded list; a second one ends the process at once."""
+    """Collects signals that end a program; a second one ends the process at once."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received  # Python delivers signals to the main thread only
@@ -266,9 +267,5 @@ def catch_signals() -> Iterator[list[int]]:
             raise Stopped(number)
         received.append(number)
 
-    previous = {n: signal.signal(n, receive) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with ending_signals_handled(receive):
         yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -7,11 +7,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from vitrail import files
 from vitrail.data.loader import Loader
 from vitrail.data.source import Split, is_multi_label
-from vitrail.evaluation.metrics import accuracy, fit_temperature, wilson_interval
+from vitrail.evaluation.calibration import Calibration, measure_trust
+from vitrail.evaluation.conformal import fit_label_sets
+from vitrail.evaluation.metrics import accuracy, wilson_interval
+from vitrail.evaluation.odd import fit_neighbours
+from vitrail.inference.calibrate import compute_outputs, count_reference_images, fit_outputs
 from vitrail.inference.multi_label_evaluation import fit_labelling, score_multi_label
+from vitrail.inference.torch_predictor import LogitsAndFeatures
 from vitrail.model.vit import ViT
 from vitrail.run.drive import Driver
 from vitrail.run.progress import Progress
@@ -93,8 +101,9 @@ def evaluate_best(
     del tensors  # they map the model file into memory, and Windows cannot replace a mapped file
     model.to(loader.device)
     dtype = compute_dtype(recipe.train.precision, loader.device)
+    network, columns = LogitsAndFeatures(model), recipe.vit.classes + 2 * recipe.vit.width
     outputs = {
-        split: predict_split_distributed(model, loader, split, dtype, world)
+        split: predict_split_distributed(network, loader, split, dtype, world, columns)
         for split in splits
         if len(loader.as_single_process().rank_items(split))
     }
@@ -130,18 +139,29 @@ def write_results(
     scores: dict[str, Any] = {"val": None, "test": None}
     if is_multi_label(loader.source):
         return write_multi_label_results(folder, model, loader, metadata, metrics, outputs)
-    temperature, splits = None, {}
-    for split, found in outputs.items():
-        assert found is not None  # the leader has them
+    temperature, calibration, splits = None, None, {}
+    for split, joined in outputs.items():
+        assert joined is not None  # the leader has them
+        found, features = joined.split_columns(len(loader.source.classes))
         rate = accuracy(found.logits, found.labels)
         interval = wilson_interval(rate, len(found.labels))
         scores[split] = {"accuracy": rate, "interval": list(interval)}
         if split == "val":
-            temperature = fit_temperature(found.logits, found.labels)
+            calibration, temperature = calibrate_run(model, loader, joined)
         splits[split] = found.to_predictions(temperature)
+        trust = measure_trust(
+            calibration,
+            found.logits.numpy(),
+            found.labels.numpy(),
+            features.numpy(),
+            temperature,
+            loader.source.classes,
+        )
+        scores["trust"] = {"split": split, **trust.to_dict()}  # of the test split, if there is one
     environment = {"environment": predictions.describe_environment()}
     reference = describe_reference(compute_reference(model, loader.preprocess))
     results = {"temperature": temperature, "metrics": scores, "reference": reference}
+    results["calibration"] = calibration.to_dict() if calibration else None
     save_model(folder / MODEL, model, {**metadata, **results, **environment})
     checksum = metadata["data"]["fingerprint"]
     origin = predictions.describe_predictions(loader.source, checksum, splits, temperature)
@@ -163,21 +183,54 @@ def write_multi_label_results(
     """The same for images with any number of labels; their predictions are not stored."""
     scores: dict[str, Any] = {"val": None, "test": None}
     classes = tuple(loader.source.classes)
-    labelling = MultiLabel.plain(len(classes))
-    for split, found in outputs.items():
-        assert found is not None  # the leader has them
+    labelling, calibration = MultiLabel.plain(len(classes)), None
+    for split, joined in outputs.items():
+        assert joined is not None  # the leader has them
+        found, _ = joined.split_columns(len(classes))
         if split == "val":
             labelling = fit_labelling(found.logits, found.labels)
+            calibration = calibrate_labels(model, loader, joined, labelling)
         result = score_multi_label(found.logits, found.labels, classes, labelling, split)
         names = ("map", "micro_f1", "macro_f1", "accuracy", "interval")
         scores[split] = {name: result.to_dict()[name] for name in names}
     reference = describe_reference(compute_reference(model, loader.preprocess))
     results = {"multi_label": asdict(labelling), "metrics": scores, "reference": reference}
+    if calibration is not None:
+        results["calibration"] = calibration.to_dict()
     environment = {"environment": predictions.describe_environment()}
     save_model(folder / MODEL, model, {**metadata, **results, **environment})
     metrics = {**metrics, **scores}
     files.write_file(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics
+
+
+def calibrate_run(model: ViT, loader: Loader, val: SplitOutputs) -> tuple[Calibration, float]:
+    """The calibration and the temperature of a run, from its validation and training images."""
+    source, train = loader.source, compute_training_outputs(model, loader)
+    return fit_outputs(val.logits, val.labels, len(source.classes), source.name, train)
+
+
+def calibrate_labels(
+    model: ViT, loader: Loader, val: SplitOutputs, labelling: MultiLabel
+) -> Calibration:
+    """The same for images with any number of labels."""
+    source, train = loader.source, compute_training_outputs(model, loader)
+    count = len(source.classes)
+    logits = val.logits[:, :count].double() * torch.tensor(labelling.slopes)
+    probabilities = (logits + torch.tensor(labelling.intercepts)).sigmoid().numpy()
+    return Calibration(
+        images=len(val.labels),
+        data=source.name,
+        sets=fit_label_sets(probabilities, val.labels.numpy()),
+        neighbours=fit_neighbours(train[:, count:].numpy(), val.logits[:, count:].numpy()),
+    )
+
+
+def compute_training_outputs(model: ViT, loader: Loader) -> Tensor:
+    """Logits and features of evenly spaced training images, without augmentation."""
+    limit = count_reference_images(model.config)
+    network = LogitsAndFeatures(model)
+    return compute_outputs(network, loader.as_single_process(), "train", limit, quiet=True)[0]
 
 
 def make_report(folder: Path, loader: Loader | None, terminal: Terminal) -> None:

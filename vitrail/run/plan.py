@@ -14,6 +14,7 @@ from vitrail.data.source import SPLITS, split_indices
 from vitrail.display.text import format_duration
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import compute_logits
+from vitrail.inference.calibrate import count_reference_images
 from vitrail.run import auto
 from vitrail.run.recipe import Recipe
 from vitrail.run.terminal import Terminal
@@ -58,8 +59,9 @@ def plan_steps(
     ):  # else nobody reads the estimate
         seconds = trial_seconds(recipe.train, minutes)
         timing = measure_timing(recipe, loader, learner, seconds, world)
+    compared = count_reference_images(recipe.vit)
     decided = world.on_leader(
-        lambda: decide_length(recipe, loader, timing, minutes, started, terminal)
+        lambda: decide_length(recipe, loader, timing, minutes, started, terminal, compared)
     )
     return replace(recipe, train=replace(recipe.train, **decided))
 
@@ -71,15 +73,20 @@ def decide_length(
     minutes: float | None,
     started: float,
     terminal: Terminal,
+    compared: int = 0,
 ) -> dict[str, Any]:
-    """The settings `steps`, `epochs` and `evaluate_every`; prints how long the run will take."""
+    """The settings `steps`, `epochs` and `evaluate_every`; prints how long the run will take.
+
+    `compared` is the number of training images whose features are computed at the end.
+    """
     config = recipe.train
     counts = {split: len(split_indices(loader.source, split)) for split in SPLITS}
     # computed from counts, not from timing, so that the same command gives the same run
     cost = counts["val"] / (FORWARDS_PER_STEP * counts["train"])
     every = config.evaluate_every or max(1, math.ceil(cost / EVALUATION_SHARE))
     step = timing.step + timing.image * counts["val"] / (every * loader.steps)
-    final = timing.image * (counts["val"] + counts["test"]) + RESULTS_SECONDS
+    compared = min(compared, counts["train"])
+    final = timing.image * (counts["val"] + counts["test"] + compared) + RESULTS_SECONDS
     if minutes is not None:
         left = 60 * minutes - (time.monotonic() - started) - final
         steps = math.floor(left / step / SLOWDOWN)

@@ -1,7 +1,6 @@
 """All settings of a run: as dataclasses, as nested dicts, and as TOML."""
 
 import hashlib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
@@ -10,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from vitrail import files
 from vitrail.data.config import Augment, Columns, DataConfig, Preprocess
-from vitrail.decoding import describe_type, has_type
+from vitrail.decoding import describe_type, has_type, read_toml
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.training.config import TrainConfig
@@ -121,11 +120,9 @@ def data_settings(table: Mapping[str, Any]) -> DataConfig:
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """The settings of a recipe file, checked key by key; any of them may be missing."""
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        table = read_toml(path)
+    except (OSError, UserError) as error:
         raise UserError(f"cannot read the recipe {path}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"the recipe {path} is not valid TOML: {error}") from error
     version = table.pop("format", FORMAT)
     if version != FORMAT:
         raise UserError(

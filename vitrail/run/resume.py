@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail import files
+from vitrail.arguments import check_arguments
 from vitrail.data.source import Source
 from vitrail.errors import UserError
 from vitrail.run import finish
@@ -47,6 +48,7 @@ from vitrail.training.learner import Learner
 from vitrail.zoo.file import load_model
 
 
+@check_arguments
 def resume(
     run: str | Path,
     *,

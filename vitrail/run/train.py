@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import files
+from vitrail.arguments import check_arguments
 from vitrail.data.config import Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import Source
@@ -36,6 +37,7 @@ from vitrail.training.device import pick_device
 from vitrail.training.distributed import TIMEOUT, World, join_world
 
 
+@check_arguments
 def train(
     data: str | Path | Source | None = None,
     *,

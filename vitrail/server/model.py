@@ -17,6 +17,7 @@ from vitrail.data.image import load_image
 from vitrail.display.page import data_uri, encode_image
 from vitrail.errors import UserError
 from vitrail.inference.engine_classifier import restore_bytes
+from vitrail.inference.verify import check_same_answers
 
 if TYPE_CHECKING:
     from vitrail.inference.classifier import Classifier
@@ -121,13 +122,15 @@ class ServedModel:
         return filled
 
     def logits(self, batch: Sequence[Array]) -> Array:
-        """One row for each image."""
-        rows: Array = self.predictor.logits(np.stack(batch))
+        """One row for each image: logits, and features that tell odd images, if any."""
+        rows: Array = self.predictor.outputs(np.stack(batch))
         return rows
 
     def answer(self, row: Array, top: int, index: int | None = None) -> dict[str, Any]:
         """What `vitrail predict --json` prints; `index` adds the probability of that class."""
-        prediction = self.predictor.prediction(row, top if index is None else len(row))
+        prediction = self.predictor.prediction(
+            row, top if index is None else len(self.predictor.classes)
+        )
         if isinstance(prediction, UserError):
             raise prediction
         answer: dict[str, Any] = prediction.to_dict()
@@ -138,7 +141,9 @@ class ServedModel:
 
     def probabilities(self, row: Array) -> list[float]:
         """The probability of every class, calibrated."""
-        values: list[float] = self.predictor.softmax(row, raw=False).tolist()
+        values: list[float] = self.predictor.softmax(
+            row[: len(self.predictor.classes)], raw=False
+        ).tolist()
         return values
 
     def crop_uri(self, x: Array) -> str:
@@ -209,6 +214,7 @@ def load_served(
         max_pixels=max_pixels,
     )
     model.answer(model.logits([model.decode(model.probe)])[0], top=1)
+    check_same_answers(classifier, str(path))
     return model
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from vitrail import __version__, files
+from vitrail.decoding import parse_json
 from vitrail.errors import UserError
 
 FORMAT = 1  # version of the folders written here
@@ -97,7 +98,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     step = step_number(path)
     try:
         check_manifest(make_manifest(path, step), require_file(path / MANIFEST).read_bytes())
-        content = json.loads((path / PROGRESS).read_bytes())
+        content = parse_json((path / PROGRESS).read_bytes())
         return Checkpoint(
             step=step,
             tensors=load_file(path / TENSORS),

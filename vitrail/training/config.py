@@ -23,6 +23,7 @@ MINIMUM = {  # of each whole number
     "probe": 0,
     "rank": 1,
 }
+MAXIMUM = 10**9  # of each whole number except the seed; products of larger ones overflow
 RANGES = {  # minimum and maximum of the other numbers
     "weight_decay": (0, 1),
     "warmup": (0, 1),
@@ -72,10 +73,13 @@ class TrainConfig:
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or number < minimum:
                 raise UserError(
-                    f"train.{name} is {number!r}; give a whole number of at least {minimum}"
+                    f"train.{name} is {number!r:.40}; give a whole number of at least {minimum}"
                 )
-        if self.seed >= 2**63:
-            raise UserError(f"train.seed is {self.seed}; give a whole number below 2**63")
+            most = 2**63 - 1 if name == "seed" else MAXIMUM
+            if number > most:
+                raise UserError(
+                    f"train.{name} is {number!r:.40}; give a whole number of at most {most:,}"
+                )
         for name, (low, high) in RANGES.items():
             number = getattr(self, name)
             if not is_number(number) or not low <= number <= high:

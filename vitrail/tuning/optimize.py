@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from vitrail import files
+from vitrail.arguments import check_arguments
 from vitrail.display.text import format_percent
 from vitrail.errors import UserError
 from vitrail.run.recipe import Recipe, read_recipe, recipe_to_toml, settings_from_dict
@@ -52,6 +53,7 @@ BEST, RESULT = "best.toml", "result.json"
 FINAL_LOCK = ".final.lock"  # of two commands on one folder, one trains the final run
 
 
+@check_arguments
 def search(
     data: str | Path,
     *,
@@ -106,7 +108,7 @@ def search(
     """
     require_optuna()
     started = time.monotonic() if started is None else started
-    check_arguments(trials, minutes, jobs)
+    check_search_limits(trials, minutes, jobs)
     table = read_settings(recipe, settings or {}, minutes, epochs)
     data = name_data(data, {})
     table.pop("source", None)
@@ -154,7 +156,7 @@ def optimize_study(
     run_trials(folder, worker, limit, last_end, on_trial=on_trial)
 
 
-def check_arguments(trials: int | None, minutes: float | None, jobs: int) -> None:
+def check_search_limits(trials: int | None, minutes: float | None, jobs: int) -> None:
     for name, number in (("trials", trials), ("jobs", jobs)):
         if number is not None and number < 1:
             raise UserError(f"{name} is {number}; give a positive integer")

@@ -11,6 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from vitrail import __version__, files
 from vitrail.display.figures import PALETTE, style_axes, to_png, to_svg
 from vitrail.display.page import load_templates
+from vitrail.display.style import default_style
 from vitrail.display.text import format_count, format_percent
 from vitrail.tuning.result import SearchResult, format_value
 from vitrail.tuning.space import Choice, Range, Space
@@ -84,6 +85,7 @@ def last_accuracy(trial: "FrozenTrial") -> float | None:
     return max(trial.intermediate_values.values(), default=None)
 
 
+@default_style()
 def draw_history(trials: Sequence["FrozenTrial"], best: int) -> Figure:
     """Validation accuracy of every trial, and the best so far."""
     figure = Figure(figsize=PLOT_SIZE, layout="constrained")
@@ -98,6 +100,7 @@ def draw_history(trials: Sequence["FrozenTrial"], best: int) -> Figure:
     return figure
 
 
+@default_style()
 def draw_training_time(trials: Sequence["FrozenTrial"], best: int) -> Figure:
     """Validation accuracy against training time."""
     figure = Figure(figsize=PLOT_SIZE, layout="constrained")
@@ -108,6 +111,7 @@ def draw_training_time(trials: Sequence["FrozenTrial"], best: int) -> Figure:
     return figure
 
 
+@default_style()
 def draw_slices(trials: Sequence["FrozenTrial"], space: Space, best: int) -> Figure:
     """A slice plot: validation accuracy against each setting."""
     columns = min(3, len(space))
@@ -185,6 +189,7 @@ def compute_importances(study: "Study", trials: Sequence["FrozenTrial"]) -> dict
     return get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
 
 
+@default_style()
 def draw_importances(importances: Mapping[str, float]) -> Figure:
     figure = Figure(figsize=(PLOT_SIZE[0], 0.9 + 0.36 * len(importances)), layout="constrained")
     axes = figure.subplots()

@@ -11,6 +11,7 @@ from vitrail import files
 from vitrail.data.open import open_data
 from vitrail.data.source import Source, fingerprint, split_indices
 from vitrail.data.sources.places import check_output_path
+from vitrail.decoding import decode_table, read_json
 from vitrail.errors import UserError
 from vitrail.run.design import design_recipe
 from vitrail.run.recipe import Recipe, settings_from_dict, settings_to_dict
@@ -150,9 +151,9 @@ def write_plan(folder: Path, plan: Plan) -> None:
 def read_plan(folder: Path) -> Plan:
     """The plan of a search folder; a damaged one is an error."""
     try:
-        plan = Plan(**json.loads((folder / PLAN).read_text(encoding="utf-8")))
+        plan = decode_table(Plan, read_json(folder / PLAN), strict=(Plan,))
         valid = plan.format == FORMAT and bool(plan.recipe) and bool(plan.dimensions)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, UserError) as error:
         raise UserError(
             f"{folder / PLAN} is damaged: {error!s:.100}; start a new search with another `out`"
         ) from error

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.config import AUGMENT_PRESETS, Augment
+from vitrail.decoding import read_toml
 from vitrail.errors import UserError
 from vitrail.run.recipe import SECTIONS, Recipe, settings_from_dict, settings_to_dict
 from vitrail.zoo.presets import PRESETS, SIZES
@@ -88,11 +88,9 @@ def read_space(space: str | Path | Mapping[str, Any]) -> Space:
     if isinstance(space, Mapping):
         return parse_space(flatten_sections(space))
     try:
-        table = tomllib.loads(Path(space).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        table = read_toml(space)
+    except (OSError, UserError) as error:
         raise UserError(f"cannot read the space {space}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"the space {space} is not valid TOML: {error}") from error
     try:
         return parse_space(flatten_sections(table))
     except UserError as error:
@@ -113,6 +111,8 @@ def flatten_sections(table: Mapping[str, Any], prefix: str = "") -> dict[str, An
 
 def parse_space(table: Mapping[str, Any]) -> Space:
     """A space from dotted names with lists of choices or tables of `low` and `high`."""
+    if not isinstance(table, Mapping):
+        raise UserError(f"the space is {table!r:.60}; give a table of settings")
     if not table:
         raise UserError(
             'the space is empty; give at least one setting, such as "train.lr" = [1e-3, 1e-2]'

@@ -1,10 +1,10 @@
 """The Optuna study that all processes of a search share, in one journal file."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.decoding import parse_json
 from vitrail.errors import UserError
 from vitrail.tuning.locks import JournalLock, is_alive, lock_study
 from vitrail.tuning.space import Choice, Params, Space
@@ -68,8 +68,8 @@ def check_journal(path: Path) -> None:
         return
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            valid = isinstance(json.loads(line), dict)
-        except ValueError:
+            valid = isinstance(parse_json(line), dict)
+        except UserError:
             valid = False
         if not valid:
             raise damaged_study_error(path, f"line {number}")

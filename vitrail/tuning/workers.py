@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import torch
 
 from vitrail import files
 from vitrail.errors import UserError
+from vitrail.signals import exit_on_signal, handle_ending_signals, ignore_ending_signals
 from vitrail.tuning.locks import register_worker
 from vitrail.tuning.trials import run_trials
 
@@ -94,7 +94,7 @@ def worker_main(
 ) -> None:
     """The main function of a worker; `errors` gets the message of a UserError."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, raise_system_exit)
+    handle_ending_signals(exit_on_signal)
     threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
@@ -109,8 +109,8 @@ def worker_main(
         if error.errno not in files.ADVICE:
             raise
         errors.put(f"cannot continue: {files.describe_os_error(error)}")
-    finally:  # a SIGTERM from here on would only interrupt the exit
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:  # a signal from here on would only interrupt the exit
+        ignore_ending_signals()
 
 
 def exit_with_parent(parent: Connection) -> None:
@@ -121,7 +121,3 @@ def exit_with_parent(parent: Connection) -> None:
         signal.pthread_kill(main, signal.SIGTERM)  # interrupts a blocking call in the main thread
     else:
         signal.raise_signal(signal.SIGTERM)
-
-
-def raise_system_exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

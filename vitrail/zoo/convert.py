@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail import files
+from vitrail.arguments import check_arguments
 from vitrail.errors import UserError
 from vitrail.model.embed import sincos_positions
 from vitrail.model.vit import ViT
@@ -67,6 +68,7 @@ class Conversion:
         return [(kind.replace("_", " "), line) for kind in kinds for line in getattr(self, kind)]
 
 
+@check_arguments
 def convert(
     source: str | Path,
     to: Target,

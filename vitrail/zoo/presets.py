@@ -4,6 +4,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
+from vitrail.arguments import check_arguments
 from vitrail.errors import UserError
 from vitrail.model.config import (
     HeadKind,
@@ -113,6 +114,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+@check_arguments
 def preset(
     name: str,
     *,

@@ -6,8 +6,8 @@ import logging
 import mmap
 import os
 import shutil
-import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from vitrail.data.reading import workers as worker_processes
 from vitrail.data.reading.memory import prefault
 from vitrail.data.reading.reader import CROP_MARGIN, Items, Reader, decode_items
 from vitrail.data.source import fingerprint
+from vitrail.data.sources.index_cache import DAMAGED_ARCHIVE
 from vitrail.data.sources.places import cache_folder
+from vitrail.decoding import decode_value, read_json
 from vitrail.display.progress import progress_bar
 
 PREFAULT_BYTES = 2**20  # mapped with one system call
@@ -186,15 +188,21 @@ def open_cache(folder: Path, dtype: np.dtype[Any]) -> tuple[DecodedImages, Broke
         with (folder / "index.npz").open("rb") as file:
             index = np.load(file, allow_pickle=False)
             items, shapes = index["items"], index["shapes"]
-        broken = json.loads((folder / "broken.json").read_bytes())
+        broken = read_broken(folder / "broken.json")
         pixels = folder / "pixels.bin"
         images = DecodedImages(items, shapes, map_file(pixels), dtype, pixels)
         if len(images.memory) != images.starts[-1]:
             return None
         os.utime(folder)  # the least recently used cache is deleted first
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+    except DAMAGED_ARCHIVE:
         return None
-    return images, {int(item): reason for item, reason in broken.items()}
+    return images, broken
+
+
+def read_broken(path: Path) -> Broken:
+    """The broken images that an earlier run noted; raises if the note is damaged."""
+    noted = decode_value(dict[str, str], read_json(path), "broken")
+    return {int(item): reason for item, reason in noted.items()}
 
 
 def map_file(path: Path) -> NDArray[np.uint8]:
@@ -225,8 +233,8 @@ def free_cache_space(folder: Path, size: int, disk: int) -> bool:
 def find_broken(reader: Reader, items: Items, *, workers: int, progress: bool = True) -> Broken:
     """Decodes everything once without storing it; the cache folder remembers what is broken."""
     path = cache_folder() / "broken" / f"{cache_key(reader, items)}.json"
-    if path.is_file():
-        return {int(item): reason for item, reason in json.loads(path.read_bytes()).items()}
+    with suppress(OSError, ValueError):  # absent or damaged: made anew
+        return read_broken(path)
     _, _, broken = decode_into(lambda image: None, reader, items, workers, progress)
     files.write_file(path, json.dumps(broken))
     return broken

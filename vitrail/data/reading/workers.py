@@ -26,6 +26,7 @@ from vitrail.data.reading.memory import (
     retain_freed_memory,
 )
 from vitrail.errors import OutOfResources, UserError
+from vitrail.signals import ignore_ending_signals
 
 Slot = NDArray[np.uint8]  # shared memory for images, which are too large for a pipe
 ReportItem = Callable[[int], None]
@@ -234,9 +235,8 @@ def split_into_slots(memory: Any, slot_size: int) -> NDArray[np.uint8]:
 
 
 def run_worker(pipe: Connection, work: Any, memory: Any, slot_size: int, current_item: Any) -> None:
-    """The main loop of a worker: ends with its parent, and leaves Ctrl-C and SIGTERM to it."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """The main loop of a worker: ends with its parent, and leaves all signals to it."""
+    ignore_ending_signals()
     retain_freed_memory()
     torch.set_num_threads(1)  # after a fork, OpenMP with more threads deadlocks
     slots, prefaulted = split_into_slots(memory, slot_size), set[int]()

@@ -20,6 +20,7 @@ from vitrail.data.image import SUFFIXES, read_file
 from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.source import Item
 from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
+from vitrail.data.sources.places import modification_time
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
@@ -157,7 +158,7 @@ def scan_folders(
             elif status := stat_entry(entry):
                 folder.names.append(name)
                 folder.sizes.append(status.st_size)
-                folder.mtimes.append(status.st_mtime_ns)
+                folder.mtimes.append(modification_time(status))
             else:
                 ignored[name] = "deleted while the folder was read"
         queue += reversed(subfolders)

@@ -14,6 +14,13 @@ from vitrail import files
 from vitrail.data.sources.places import cache_folder
 from vitrail.errors import UserError
 
+# What reading a damaged .npz raises: NotImplementedError for an unknown zip version or compression,
+# RuntimeError for an encrypted entry.
+DAMAGED_ARCHIVE = (
+    *(OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError),
+    *(zlib.error, zipfile.BadZipFile, OverflowError, MemoryError),
+)
+
 log = logging.getLogger(__name__)
 
 
@@ -33,7 +40,7 @@ def load_arrays(kind: str, path: Path) -> dict[str, np.ndarray]:
         content = cache_path(kind, path).read_bytes()
         with np.load(io.BytesIO(content), allow_pickle=False) as saved:
             return dict(saved)
-    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile):
+    except DAMAGED_ARCHIVE:
         return {}
 
 

@@ -1,6 +1,7 @@
 """Folders of caches and built-in data sets, and a check that protects the user's images."""
 
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,21 @@ def cache_folder() -> Path:
     """`VITRAIL_CACHE`, else `vitrail` in the user's cache folder; may be deleted at any time."""
     if path := os.environ.get("VITRAIL_CACHE"):
         return files.expand_user(path).absolute()
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    root = os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache"
     return Path(root).absolute() / "vitrail"
+
+
+def home_folder() -> Path:
+    """The user's home folder; a folder for temporary files if the user has none."""
+    try:
+        return Path.home()
+    except RuntimeError:  # neither HOME nor an entry in passwd, as in some containers
+        return Path(tempfile.gettempdir()) / f"vitrail-{os.getuid()}"
+
+
+def modification_time(status: os.stat_result) -> int:
+    """In nanoseconds since 1970, within the 64 bits that arrays have: until the year 2262."""
+    return max(-(2**63), min(status.st_mtime_ns, 2**63 - 1))
 
 
 def data_folder() -> Path:

@@ -23,6 +23,7 @@ from vitrail.data.source import Item
 from vitrail.data.sources.folder import is_hidden, scan_folders
 from vitrail.data.sources.index_cache import load_arrays, save_arrays
 from vitrail.data.sources.names import PackedNames, make_unique, match_labels, normalise_name
+from vitrail.data.sources.places import modification_time
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.progress import progress_bar
 from vitrail.errors import UserError
@@ -122,7 +123,7 @@ def open_shards(
     ids = PackedNames(f"{shard}:{key}" for shard, index in pairs for key in index.keys)
     dotted = [f"{shard}:{name}" for shard, index in pairs for name in index.dotted]
     names, label = match_shard_labels(path, texts, ids, classes)
-    mtimes = [(path / shard).stat().st_mtime_ns for shard in shards]
+    mtimes = [modification_time((path / shard).stat()) for shard in shards]
     source = ShardSource(
         name=path.resolve().name or "data",
         path=path,
@@ -186,7 +187,7 @@ def parse_splits(shards: list[str]) -> list[str]:
 def load_or_build_index(shard: Path) -> ShardIndex:
     """The index of a shard, from the cache if its size and modification time are unchanged."""
     status = shard.stat()
-    version = np.array([INDEX_VERSION, status.st_size, status.st_mtime_ns], np.int64)
+    version = np.array([INDEX_VERSION, status.st_size, modification_time(status)], np.int64)
     saved = load_arrays("shards", shard)
     if np.array_equal(saved.get("version", ()), version):
         keys = PackedNames.unpack(saved["keys"], saved["key_starts"])
@@ -212,7 +213,9 @@ def build_index(shard: Path) -> ShardIndex:
         with open(shard, "rb") as file:
             for member in iterate_members(file):
                 add_member(member, file, images, labels, dotted)
-    except (tarfile.TarError, OSError, ValueError, EOFError) as error:
+    except RecursionError as error:  # headers that each announce another header
+        raise UserError(f"shard {shard}: too many extended headers in a row") from error
+    except (tarfile.TarError, OSError, ValueError, EOFError, OverflowError) as error:
         raise UserError(f"shard {shard}: {error}") from error
     for unpaired, missing in ((images.keys() - labels, ".cls"), (labels.keys() - images, "image")):
         if unpaired:

@@ -23,6 +23,7 @@ from vitrail.data.sources.multi_label import (
     looks_binary,
 )
 from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
+from vitrail.data.sources.places import modification_time
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.errors import UserError
 
@@ -148,7 +149,7 @@ class TableReader:
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path} is not a regular file")
         self.sizes.append(status.st_size)
-        self.mtimes.append(status.st_mtime_ns)
+        self.mtimes.append(modification_time(status))
         return full[len(self.root.rstrip(os.sep)) + 1 :].replace(os.sep, "/")
 
 

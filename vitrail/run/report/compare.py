@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail import __version__, files
+from vitrail.arguments import check_arguments
 from vitrail.display.page import load_templates
 from vitrail.display.text import format_accuracy, format_count, printable
 from vitrail.errors import UserError
@@ -137,6 +138,7 @@ class Comparison:
         return f"<table><tr>{head}</tr>{rows}</table><ol>{verdicts}</ol>"
 
 
+@check_arguments
 def compare(*runs: str | Path | Run) -> Comparison:
     """Compares at least two runs, each with the best run on the same test images.
 

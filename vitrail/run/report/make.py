@@ -11,6 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from vitrail import files
+from vitrail.arguments import check_arguments
 from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
 from vitrail.data.preprocess import preprocess
@@ -23,6 +24,7 @@ from vitrail.display.page import pick_evenly
 from vitrail.display.sheet import draw_sheet
 from vitrail.display.text import printable
 from vitrail.errors import UserError
+from vitrail.evaluation.calibration import TrustQuality
 from vitrail.insight import gallery
 from vitrail.model.cost import count_macs
 from vitrail.model.vit import ViT
@@ -45,7 +47,7 @@ from vitrail.run.storage.predictions import (
     predict_split,
     save_predictions,
 )
-from vitrail.run.storage.record import FIGURES, MODEL, REPORT, Record, read_run
+from vitrail.run.storage.record import FIGURES, MODEL, REPORT, Record, read_run, read_trust
 from vitrail.training.device import pick_device
 from vitrail.training.learner import compute_dtype
 from vitrail.zoo.file import load_model
@@ -86,6 +88,7 @@ class Report:
         }
 
 
+@check_arguments
 def report(run: str | Path | Run) -> Report:
     """Writes the report of a run again, finished or not: `report.html` and `figures/`.
 
@@ -105,6 +108,8 @@ def write_report(folder: str | Path, loader: Loader | None = None) -> Report:
     page has no images and says why.
     """
     record = read_run(folder)
+    files.remove_temporary(record.folder, REPORT)
+    files.remove_temporary(record.folder / FIGURES, "*.png")  # of a report that was killed
     weights = record.folder / MODEL
     trained = load_model(weights) if weights.is_file() else None
     source, missing = (loader.source, "") if loader is not None else reopen_data(record, trained)
@@ -205,6 +210,8 @@ def draw_figures(
                 )
         bins = reliability_bins(predictions.splits[evaluated_split(predictions)])
         drawn["calibration"] = figures.draw_reliability_diagram(*bins)
+    if (trust := read_trust(record)) is not None:
+        drawn["risk_coverage"] = figures.draw_curves(risk_chart(trust))
     as_table = predictions is not None and len(predictions.classes) <= MAX_TABLE_CLASSES
     return {
         name: convert_figure(name, figure, svg=not (as_table and name.startswith("confusion")))
@@ -277,6 +284,18 @@ def accuracy_chart(record: Record, trained: TrainedModel | None) -> Chart:
         return Chart(curves=curves, x="step", y="mAP", percent=True, marks=marks)
     curves = [Curve(label="training", x=x_values(train), y=y_values(train)), validation_curve(val)]
     return Chart(curves=curves, x="step", y="accuracy", percent=True, marks=marks)
+
+
+def risk_chart(trust: TrustQuality) -> Chart:
+    """The error rate of the answers against the fraction of images that are answered."""
+    risk = trust.risk
+    x = [answered / risk.images for answered in risk.answered]
+    y = [wrong / answered for wrong, answered in zip(risk.errors, risk.answered, strict=True)]
+    marks = []
+    if trust.abstention is not None and trust.abstention.error is not None:
+        marks.append(Mark(x=trust.abstention.answered, y=trust.abstention.error))
+    curve = Curve(label="error", x=x, y=y)
+    return Chart(curves=[curve], x="fraction answered", y="error", percent=True, marks=marks)
 
 
 def validation_curve(points: Sequence[tuple[float, float]]) -> Curve:

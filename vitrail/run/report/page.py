@@ -20,6 +20,7 @@ from vitrail.display.text import (
     format_percent,
 )
 from vitrail.evaluation import metrics
+from vitrail.evaluation.calibration import TrustQuality
 from vitrail.model.cost import count_parameters
 from vitrail.run.recipe import recipe_to_toml
 from vitrail.run.report.gallery import (
@@ -33,9 +34,10 @@ from vitrail.run.report.gallery import (
 )
 from vitrail.run.report.multi_label import MultiLabelResults
 from vitrail.run.storage.predictions import Predictions, SplitPredictions
-from vitrail.run.storage.record import RECIPE, REPORT, Record
+from vitrail.run.storage.record import RECIPE, REPORT, Record, read_trust
 
 MAX_ERRORS = 24  # shown as images
+MAX_SET_ROWS = 20  # classes whose coverage is listed, lowest first
 THUMBNAIL_BUDGET = 3_600_000  # characters of data URIs and paths
 MODEL_FIGURES = ("positions", "filters", "attention_distance")
 # A contact sheet of more bytes is embedded as a JPEG of this width in pixels.
@@ -66,7 +68,7 @@ def render_report(
     script = (here / "page.js").read_text(encoding="utf-8")
     album = ThumbnailAlbum(source, THUMBNAIL_BUDGET)
     train, augment = record.recipe.train, record.recipe.data.augment
-    results: dict[str, Any] = {"matrices": [], "errors": [], "scores": [], "calibration": None}
+    results: dict[str, Any] = {"matrices": [], "errors": [], "scores": []}
     if predictions:
         results["errors"] = error_cards(predictions, album)
         results["matrices"] = confusion_sections(predictions, album, figures)
@@ -76,7 +78,7 @@ def render_report(
         load_templates(here)
         .get_template("page.html")
         .render(
-            **results,
+            **{"calibration": None, "trust": summarise_trust(read_trust(record)), **results},
             version=__version__,
             script=script,
             script_hash=script_hash(script),
@@ -349,6 +351,37 @@ def summarise_calibration(predictions: Predictions) -> dict[str, Any]:
         "temperature": f"{temperature:.2f}" if temperature else "",
         "fitted_here": split == "val",
     }
+
+
+def summarise_trust(trust: TrustQuality | None) -> dict[str, Any] | None:
+    """Sets, abstention and odd images in the words of the page."""
+    if trust is None:
+        return None
+    sets, answers = trust.sets, trust.abstention
+    summary: dict[str, Any] = {"sets": None, "answers": None, "odd": None, "classes": []}
+    if sets is not None:
+        low, high = sets.interval
+        summary["sets"] = {
+            "promised": format_percent(sets.promised),
+            "coverage": format_percent(sets.coverage),
+            "interval": f"{format_percent(low)} to {format_percent(high)}",
+            "size": f"{sets.mean_size:.2f}",
+            "single": format_percent(sets.single),
+        }
+        worst = sorted(sets.per_class.items(), key=lambda pair: pair[1].coverage)
+        summary["classes"] = [
+            {"name": name, "coverage": format_percent(one.coverage), "size": f"{one.mean_size:.2f}"}
+            for name, one in worst[:MAX_SET_ROWS]
+        ]
+    if answers is not None:
+        summary["answers"] = {
+            "promised": format_percent(answers.promised),
+            "answered": format_percent(answers.answered),
+            "error": "none" if answers.error is None else f"{answers.error:.2%}",
+        }
+    if trust.odd is not None:
+        summary["odd"] = format_percent(trust.odd)
+    return summary
 
 
 def describe_provenance(record: Record, predictions: Predictions | None) -> list[tuple[str, str]]:

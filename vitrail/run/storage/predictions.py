@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,10 @@ class SplitOutputs:
     labels: Tensor
     items: NDArray[np.int64]  # indices of the images in the data set
 
+    def split_columns(self, classes: int) -> tuple["SplitOutputs", Tensor]:
+        """The logits alone, and the features that a `LogitsAndFeatures` returned behind them."""
+        return replace(self, logits=self.logits[:, :classes]), self.logits[:, classes:]
+
     def to_predictions(self, temperature: float | None) -> SplitPredictions:
         """The most likely class of each image, with its plain and its calibrated probability."""
         logits = self.logits.double()
@@ -108,15 +112,23 @@ def predict_split(
 
 
 def predict_split_distributed(
-    model: nn.Module, loader: Loader, split: Split, dtype: torch.dtype, world: World
+    model: nn.Module,
+    loader: Loader,
+    split: Split,
+    dtype: torch.dtype,
+    world: World,
+    columns: int | None = None,
 ) -> SplitOutputs | None:
-    """Logits for a split that all ranks share; the leader gets all of them, other ranks None."""
+    """Logits for a split that all ranks share; the leader gets all of them, other ranks None.
+
+    `columns` is the number of the model's outputs, if it is not the number of classes.
+    """
     if world.size == 1 or len(loader.rank_items(split)):
         own = predict_split(model, loader, split, dtype)
     else:
         classes = len(loader.source.classes)
         own = SplitOutputs(
-            logits=torch.zeros(0, classes),
+            logits=torch.zeros(0, columns or classes),
             labels=torch.zeros(0, classes)
             if is_multi_label(loader.source)
             else torch.zeros(0, dtype=torch.int64),

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitrail.decoding import decode_table
 from vitrail.display.text import printable
 from vitrail.errors import UserError
+from vitrail.evaluation.calibration import TrustQuality
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
 from vitrail.run.storage import predictions
 from vitrail.run.storage.journal import read_journal
@@ -85,6 +87,16 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
             f"`vitrail evaluate {folder} DATA` computes the metrics again"
         ) from error
     return metrics
+
+
+def read_trust(record: Record) -> TrustQuality | None:
+    """Sets, abstention and odd images as measured at the end of a run; None if they were not."""
+    if record.metrics is None or not record.metrics.get("trust"):
+        return None
+    try:
+        return decode_table(TrustQuality, record.metrics["trust"], "trust")
+    except UserError as error:
+        raise UserError(f"{record.folder / METRICS} is damaged: {error}") from error
 
 
 def check_metrics(metrics: dict[str, Any]) -> None:
