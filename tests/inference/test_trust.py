@@ -148,7 +148,7 @@ def test_corruptions_are_measured_and_drawn(calibrated, tmp_path, capsys, monkey
     found = json.loads(capsys.readouterr().out)["corruptions"]
     assert found["images"] == 12 and len(found["accuracy"]) == 18 and found["strengths"] == [2, 4]
     text = page.read_text()
-    assert text.count("data:image/jpeg") == 18 and "gaussian noise" in text and "http" not in text
+    assert text.count("data:image/jpeg") == 18 and "gaussian noise" in text and "://" not in text
     with pytest.raises(TypeError, match="`corruptions`"):
         vitrail.load(calibrated).evaluate("digits", corruptions=3)
     with pytest.raises(UserError, match="give 'quick' or 'full'"):

@@ -78,5 +78,5 @@ def test_what_the_literature_says_is_not_mixed_with_what_we_would_choose(path):
             facts, model="S/16", epochs=epochs, device="cuda"
         ).settings["train"]
     of_the_data = {"class_weights", "drop_until"}
-    of_weights = set() if path.stem == "gpu-finetune" else {"layer_decay"}
+    of_weights = set() if path.stem == "gpu-finetune" else {"layer_decay", "probe"}
     assert set(ours) | {"clip"} <= set(table["train"]) | of_the_data | of_weights

@@ -168,8 +168,10 @@ def write_results(
     stored = Predictions(splits=splits, metadata=origin | environment)
     predictions.save_predictions(folder, stored)
     metrics = {**metrics, **scores}
-    files.write_file(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
-    return metrics
+    document = json.dumps(metrics, indent=1)
+    files.write_file(folder / METRICS, document + "\n")
+    stored_metrics: dict[str, Any] = json.loads(document)  # as a resume will read them
+    return stored_metrics
 
 
 def write_multi_label_results(

@@ -77,7 +77,7 @@ def resume(
 
     >>> run = vitrail.resume("runs/digits-1")
     >>> sorted(run.metrics)
-    ['epochs', 'model', 'run', 'seconds', 'steps', 'test', 'val']
+    ['epochs', 'model', 'run', 'seconds', 'steps', 'test', 'trust', 'val']
     """
     options = Options(quiet=quiet, report=report, test=test, on_epoch=on_epoch)
     with join_world(timeout) as world:
