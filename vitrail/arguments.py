@@ -81,7 +81,7 @@ def suits(value: object, hint: Any) -> bool:
         return isinstance(value, Integral) and not isinstance(value, bool)
     if hint is float:
         return isinstance(value, Real) and not isinstance(value, bool)
-    if hint in (str, bool, Path, NoneType):
+    if hint in (str, bytes, bytearray, memoryview, bool, Path, NoneType):
         return isinstance(value, hint)
     if hint is Elsewhere:  # perhaps choices, which are strings
         return not isinstance(value, PLAIN) or isinstance(value, str | bytes)

@@ -69,7 +69,7 @@ def test_choices_are_those_of_the_python_functions():
     from vitrail.zoo.convert import Target
 
     for verb, name, choices in (
-        (convert.convert, "to", Target),
+        (convert.convert, "to", Target | None),
         (evaluate.evaluate, "split", EvaluationSplit | None),
         (head.head, "features", FeatureKind),
     ):

@@ -32,7 +32,8 @@ def test_train_prints_one_json_document(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
     code, out, err = call(capsys, "train", "digits", *FLAGS, "--out", tmp_path / "r", "--json")
     assert code == 0
-    assert list(json.loads(out)) == ["run", "model", "epochs", "steps", "seconds", "val", "test"]
+    keys = ["run", "model", "epochs", "steps", "seconds", "val", "test", "trust"]
+    assert list(json.loads(out)) == keys
     assert "augmentation" in err and "batch" in err
 
 
@@ -80,7 +81,8 @@ def test_predict_continues_after_a_bad_image(capsys, folder, pictures):
     assert len(lines) == 4
     assert [list(line) for line in lines if "broken" in line["path"]] == [["path", "error"]]
     good = [line for line in lines if "broken" not in line["path"]]
-    assert all(list(line) == ["path", "label", "index", "probability", "top"] for line in good)
+    keys = ["path", "label", "index", "probability", "top", "odd", "p_value"]
+    assert all(list(line) == keys for line in good)
     assert all(len(line["top"]) == 5 for line in good)
 
 
@@ -118,7 +120,7 @@ def test_evaluate_prints_the_temperature(capsys, folder):
 def test_predict_as_csv(capsys, folder, pictures):
     _, out, _ = call(capsys, "predict", folder, pictures / "0.png", "--csv")
     (row,) = csv.DictReader(io.StringIO(out))
-    assert list(row) == ["path", "label", "probability", "error"]
+    assert list(row) == ["path", "label", "probability", "error", "answered", "odd", "set"]
 
 
 def test_predict_reads_paths_from_stdin(capsys, folder, pictures, monkeypatch):

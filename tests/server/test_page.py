@@ -85,7 +85,7 @@ def test_an_image_is_answered_and_explained(visit, server):
     ]
     assert tab.inner_text("#reasons-title") == f"Why {answer['label']}?"
     names = tab.locator("#modes button").all_inner_texts()
-    assert {name.split()[0] for name in names[2:]} == set(FAST)
+    assert {name.strip("-.0123456789 \n") for name in names[2:]} == set(FAST)
     assert re.search(r"Faithfulness on this image .*: -?\d", tab.inner_text("#status"))
     card = tab.inner_text("#card")
     assert "75.0\u00a0% (60.0\u00a0% to 90.0\u00a0%)" in card and "zoo" in card

@@ -199,7 +199,7 @@ Normalisation: TypeAlias = Annotated[
 ]
 Labels: TypeAlias = Annotated[
     LabelKind | None,
-    tyro.conf.arg(
+    unset(
         name="data.labels",
         help="labels per image: single, or multi, any number of them (default: single)",
     ),
