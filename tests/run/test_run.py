@@ -38,7 +38,7 @@ def test_a_run_leaves_what_was_promised(digits):
     written = {"recipe.toml", "log.jsonl", "checkpoints", "model.safetensors", "metrics.json"}
     assert names == written | {"predictions.safetensors"}
     assert json.loads((done.folder / "metrics.json").read_text()) == done.metrics
-    keys = ["run", "model", "epochs", "steps", "seconds", "val", "test"]
+    keys = ["run", "model", "epochs", "steps", "seconds", "val", "test", "trust"]
     assert list(done.metrics) == keys
     assert done.metrics["steps"] == 30
     low, high = done.metrics["test"]["interval"]
