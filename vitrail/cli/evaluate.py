@@ -154,6 +154,7 @@ def print_multi_label(console: "Console", document: dict[str, Any]) -> None:
         f"exact match {document['accuracy']:.1%}, 95 % interval {low:.1%} to {high:.1%}, log-loss "
         f"{document['log_loss']:.3f}, calibration error (ECE) {document['ece']:.3f}"
     )
+    print_trust(console, {"abstention": None, "odd": None, **document["trust"]})
     print_class_scores(console, document)
 
 

@@ -219,6 +219,9 @@ def evaluate(
     """Measures a predictor on one split of a data set with the predictor's classes."""
     check_scope(corruptions)
     predictor.promise(coverage, abstain)  # raises before any image is read
+    if predictor.multi_label is not None and (corruptions or foreign is not None):
+        name = "corruptions" if corruptions else "foreign"
+        raise UserError(f"`{name}` is for models with one class per image; leave it out")
     with progress_bar("evaluating", len(split_indices(source, split))) as advance:
         outputs, labels, ids = compute_split_outputs(
             predictor, source, split, batch, skip_broken, advance
