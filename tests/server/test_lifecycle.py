@@ -43,8 +43,8 @@ class Load(threading.Thread):
                 link = None
 
 
-def run_load(port, threads, requests):
-    load = [Load(port, requests) for _ in range(threads)]
+def run_load(port, threads, requests, seconds=60):
+    load = [Load(port, requests, seconds) for _ in range(threads)]
     for one in load:
         one.start()
     return load
@@ -56,14 +56,13 @@ def test_nothing_is_lost_across_reloads_and_a_drain(launch, tmp_path):
     server = launch("--max-wait", 100, path=path)
     load = run_load(server.port, 4, 10_000)
     shas = [server.call("/model").json["sha256"]]
-    for seed in (1, 2):
-        write_model(path, seed=seed)
-        server.process.send_signal(signal.SIGHUP)
-        end = time.monotonic() + 30
-        while server.call("/model").json["sha256"] == shas[-1]:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        shas.append(server.call("/model").json["sha256"])
+    write_model(path, seed=1)
+    server.process.send_signal(signal.SIGHUP)
+    end = time.monotonic() + 30
+    while server.call("/model").json["sha256"] == shas[-1]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    shas.append(server.call("/model").json["sha256"])
     path.write_bytes(b"broken")
     server.process.send_signal(signal.SIGHUP)
     end = time.monotonic() + 30

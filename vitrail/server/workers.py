@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from vitrail.errors import UserError
+from vitrail.exporting.engine import thread_count
 from vitrail.server.config import ServeConfig
 from vitrail.server.serve import Announce, serve_in_process
 
@@ -109,6 +110,7 @@ def serve_in_processes(
     """Serves in several processes until a signal ends them."""
     with tempfile.TemporaryDirectory(prefix="vitrail-metrics-") as folder:
         os.environ[SHARED_METRICS] = folder
+        os.environ["OMP_NUM_THREADS"] = str(max(1, thread_count() // config.workers))
         workers = Workers(config, load, listener)
         for name in FORWARDED:
             if hasattr(signal, name):
