@@ -218,8 +218,8 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, path: str, log
 
 
 def vitrail_server(model: str, port: int) -> Any:
-    command = ("-m", "vitrail", "serve", model, "--port", str(port), "--batch", str(BATCH))
-    return run_server(*command, port=port, ready="/ready")
+    command = ("-m", "vitrail", "serve", model, "--engine", "torch", "--port", str(port))
+    return run_server(*command, "--batch", str(BATCH), port=port, ready="/ready")
 
 
 def peer_server(name: str, model: str, port: int) -> Any:

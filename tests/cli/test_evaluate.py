@@ -17,7 +17,8 @@ from vitrail.data.open import open_data
 from vitrail.data.source import fingerprint
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier
-from vitrail.inference.evaluate import evaluate, open_evaluation_data
+from vitrail.inference.evaluate import evaluate
+from vitrail.inference.labelled_data import open_evaluation_data
 from vitrail.inference.load import load
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT

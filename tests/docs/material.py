@@ -49,6 +49,7 @@ SERVED = ("serving",)  # pages whose commands talk to a server
 def run_server(folder: Path) -> Iterator[str]:
     """A server of the common run on any free port; its address."""
     command = [sys.executable, "-m", "vitrail", "serve", "runs/photos-1", "--port", "0", "--json"]
+    command += ["--engine", "torch"]  # auto would export and measure first
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -36,6 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {  # together they use every setting of ViTCo
     "pretraining": {"head": "mlp", "positions": "none", "depth": 2},
     "headless": {"head": "none"},
     "hybrid": {"stem": "r50", "image": 32, "patch": 16},
+    "conv": {"stem": "conv", "mlp": "quick_gelu", "pool": "avg"},
+    "r9": {"stem": "r9"},
 }
 # each option is exported with some kinds; the plain graph, logits only, with the others
 OPTIONS: dict[str, GraphOptions] = {
@@ -43,6 +45,7 @@ OPTIONS: dict[str, GraphOptions] = {
     "map": GraphOptions(attention=True, features=True),
     "rotary": GraphOptions(attention=True, any_size=True),
     "distilled": GraphOptions(features=True, pixels="uint8"),
+    "pretraining": GraphOptions(odd=True),
 }
 
 

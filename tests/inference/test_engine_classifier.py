@@ -11,7 +11,11 @@ import pytest
 import vitrail
 from tests.cli.conftest import call
 from tests.inference.test_classifier import CLASSES, HOT, PREPROCESS, make
+from vitrail.inference.classifier import Classifier
 from vitrail.zoo.file import save_model
+
+WEIGHTS = "weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+PHOTOS = "data/imagenet-val-300"
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +155,32 @@ def test_a_predictor_reads_logits_row_by_row(folder, images):
         folder / "bytes.onnx"
     ).predict(images[:5])
     assert isinstance(predictor.prediction(rows[0] * np.nan), vitrail.UserError)
+
+
+def test_several_labels_have_their_thresholds_in_an_export(tmp_path, images):
+    fitted = {"thresholds": [0.3] * 10, "slopes": [0.5] * 10, "intercepts": [0.1] * 10}
+    described = {"labels": "multi", "multi_label": fitted}
+    classifier = Classifier(make().model, CLASSES, PREPROCESS, described, "cpu")
+    classifier.export(tmp_path / "a.onnx")
+    found, expected = (
+        one.predict(images[:8]) for one in (vitrail.load(tmp_path / "a.onnx"), classifier)
+    )
+    assert [[one.label for one in answer.labels] for answer in found] == [
+        [one.label for one in answer.labels] for answer in expected
+    ]
+    assert len({len(answer.labels) for answer in expected}) > 1  # so that equality means something
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_published_weights_give_the_same_answers_in_every_engine(
+    shared, engine, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    weights, photos = shared / WEIGHTS, sorted((shared / PHOTOS).glob("*.jpg"))[:6]
+    found = vitrail.load(weights, engine=engine).predict(photos)
+    expected = vitrail.load(weights, device="cpu").predict(photos)
+    assert [one.label for one in found] == [one.label for one in expected]
+    np.testing.assert_allclose(
+        [one.probability for one in found], [one.probability for one in expected], atol=1e-4
+    )

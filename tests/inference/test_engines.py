@@ -108,12 +108,31 @@ def test_auto_is_torch_where_nothing_is_faster(model, monkeypatch):
 def test_an_engine_whose_proof_fails_is_not_a_candidate(model, monkeypatch, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="vitrail")
 
-    def fail(self, path, *, to, overwrite):
+    def fail(self, path, *, to, odd, overwrite):
         raise vitrail.UserError(f"the logits of {to} differ")
 
     monkeypatch.setattr(vitrail.Classifier, "export", fail)
     assert list(engines.collect_candidates(tmp_path, make())) == ["torch"]
     assert "onnxruntime is not used: the logits of onnx differ" in caplog.text
+
+
+def test_auto_is_torch_where_the_cache_cannot_be_written(model, monkeypatch, tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="vitrail")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file" / "cache"))
+    assert not isinstance(vitrail.load(model, engine="auto", device="cpu"), EngineClassifier)
+    assert "engine torch: the engines cannot be compared: cannot write to" in caplog.text
+    with pytest.raises(vitrail.UserError, match="cannot write to"):
+        vitrail.load(model, engine="onnxruntime")
+
+
+def test_a_second_process_finds_what_the_first_has_measured(model, exports, monkeypatch):
+    """Workers of a server start at the same time, and only one of them exports."""
+    answers = iter([None, {"torch": [1.0, 1.0], "onnxruntime": [2.0, 2.0]}])
+    monkeypatch.setattr(engines, "read_times", lambda path: next(answers))
+    monkeypatch.setattr(engines, "measure_engines", None)  # not called
+    assert not isinstance(vitrail.load(model, engine="auto", device="cpu"), EngineClassifier)
+    assert not exports
 
 
 def test_the_fastest_counts_over_both_batch_sizes():

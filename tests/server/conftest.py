@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vitrail.exporting.engine import ENGINE_SUFFIXES
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.server.config import ServeConfig
@@ -27,7 +28,7 @@ from vitrail.zoo.file import save_model
 CLASSES = ["cat", "dog", "heron", "newt"]
 
 
-def write_model(path, seed=0, classes=CLASSES, **changes):
+def write_model(path, seed=0, classes=CLASSES, source="/secret/place", **changes):
     """A model file with random weights that make no two logits alike."""
     torch.manual_seed(seed)
     settings = {"image": 32, "patch": 8, "width": 32, "depth": 2, "heads": 2, **changes}
@@ -44,7 +45,7 @@ def write_model(path, seed=0, classes=CLASSES, **changes):
             "preprocess": {"size": 32, "crop": 0.875, "mean": [0.4, 0.5, 0.6], "std": [0.2] * 3},
             "temperature": 1.5,
             "metrics": {"test": scores},
-            "data": {"name": "zoo", "source": "/secret/place"},
+            "data": {"name": "zoo", "source": str(source)},
         },
     )
     return path
@@ -114,13 +115,13 @@ def start(model_file):
     """Starts servers in threads: `start(max_wait=2)`; all end with the module."""
     running = []
 
-    def begin(path=model_file, **settings):
+    def begin(path=model_file, engine=None, **settings):
         config, ready, box = ServeConfig(port=0, **settings), threading.Event(), []
         listener = bind(config.host, 0)
         load = partial(
             load_served,
             str(path),
-            engine="auto",
+            engine=engine,
             device="cpu",
             max_bytes=config.max_bytes,
             max_pixels=config.max_pixels,
@@ -162,6 +163,8 @@ def launch(model_file, tmp_path):
 
     def begin(*flags, path=model_file, **environment):
         log = (tmp_path / f"log-{len(running)}.txt").open("w+")
+        if "--engine" not in flags and path.suffix not in ENGINE_SUFFIXES:
+            flags += ("--engine", "torch")  # auto would export and measure first
         process = subprocess.Popen(
             [sys.executable, "-m", "vitrail", "serve", path, "--port", "0", "--json"]
             + [str(flag) for flag in flags],

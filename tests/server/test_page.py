@@ -1,13 +1,19 @@
 """The page in a real browser: an image goes in, answers and reasons come out."""
 
+import io
 import re
 import shutil
+import time
 
+import numpy as np
 import pytest
 
+from tests.inference.test_trust import calibrated, weights
 from tests.server.conftest import CLASSES, picture, write_model
 from vitrail.insight.methods import FAST
 from vitrail.server.assets import PAGE
+
+__all__ = ["calibrated", "weights"]
 
 HOSTILE = "<img src=x onerror=\"document.title='hit'\">"
 TOKEN = "0123456789abcdef0123"
@@ -176,6 +182,40 @@ def test_a_dropped_or_pasted_image_is_read(visit):
             [event, key, list(picture(format="PNG"))],
         )
         tab.wait_for_selector("#bars button")
+
+
+def test_a_run_offers_examples(visit, start, tmp_path):
+    for name in CLASSES:
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for seed in range(12):
+            (tmp_path / "photos" / name / f"{seed}.png").write_bytes(
+                picture(seed=seed, format="PNG")
+            )
+    write_model(tmp_path / "model.safetensors", source=tmp_path / "photos")
+    (tmp_path / "recipe.toml").touch()
+    server = start(tmp_path, examples=3)
+    end = time.monotonic() + 20
+    while not (examples := server.call("/examples").json) and time.monotonic() < end:
+        time.sleep(0.05)
+    tab = visit(server)
+    first = tab.locator("#examples button").first
+    assert first.locator("img").get_attribute("alt") == f"example: {examples[0]['label']}"
+    assert tab.locator("#examples button").count() == 3
+    first.click()
+    tab.wait_for_selector("#matrix canvas")
+
+
+def test_an_odd_image_is_flagged(visit, start, calibrated):
+    file = {"name": "stripes.npy", "mimeType": "application/octet-stream"}
+    stream = io.BytesIO()
+    np.save(stream, np.tile(np.array([0, 255], np.uint8), (8, 4)))
+    server = start(calibrated)
+    odd = server.call("/predict", stream.getvalue()).json["odd"]
+    tab = visit(server)
+    tab.wait_for_selector("#card dd")
+    tab.set_input_files("#file", {**file, "buffer": stream.getvalue()})
+    tab.wait_for_selector("#bars button")
+    assert odd and "unlike the training images" in tab.inner_text("#odd")
 
 
 def test_what_is_not_an_image_is_one_line(visit):

@@ -314,7 +314,7 @@ def validation_images(classifier: "Classifier | Backbone") -> Iterator[Any]:
     """Validation images of the run that trained the model, if they are still there."""
     from vitrail.data.source import split_indices
     from vitrail.display.page import pick_evenly
-    from vitrail.inference.evaluate import open_evaluation_data
+    from vitrail.inference.labelled_data import open_evaluation_data
 
     data = classifier.metadata.data.source
     if not data or isinstance(classifier, vitrail.Backbone):

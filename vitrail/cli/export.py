@@ -26,6 +26,7 @@ def export(
     int8: Switch = False,
     attention: Switch = False,
     features: Switch = False,
+    odd: Switch = False,
     pixels: Literal["float32", "uint8"] = "float32",
     any_size: Switch = False,
     data: Annotated[str | None, unset(metavar="DATA")] = None,
@@ -49,6 +50,7 @@ def export(
         int8: quantise to 8 bits; refused if it loses more accuracy than --most
         attention: also return the attention weights of every block
         features: also return the pooled features
+        odd: also return the features by which predictions flag odd images; not with --int8
         pixels: input of the model: normalised float32, or uint8 that the model normalises itself
         any_size: accept images of any size that patches tile; not for learned positions
         data: images to compare on, labelled for --int8 (default: validation images of the run)
@@ -65,6 +67,7 @@ def export(
         int8=int8,
         attention=attention,
         features=features,
+        odd=odd,
         pixels=pixels,
         any_size=any_size,
         data=data,

@@ -46,8 +46,8 @@ def serve(
         max_megapixels: maximum size of an image in megapixels
         drain: seconds that accepted requests have to finish after SIGTERM
         examples: number of the run's validation images that the page offers
-        engine: what computes predictions; auto is what the file is for, and the others take the
-            exported file of a run folder
+        engine: what computes predictions; auto measures once which engine is the fastest, an
+            exported file runs in its own
         json: print one JSON document with the address when the server is ready
     """
     vitrail.serve(

@@ -1,6 +1,5 @@
 """Runs an exported file: pixels in, named arrays out, without PyTorch."""
 
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -10,11 +9,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.decoding import parse_json
 from vitrail.errors import UserError
 from vitrail.exporting.packages import import_package
 
 METADATA_KEY = "vitrail"  # of the metadata in an exported file; its value is JSON
 INPUT = "pixels"
+ODD_FEATURES = "odd_features"  # the output that tells odd images
 MAX_REASON = 200  # characters of another library's message that an error repeats
 ENGINE_SUFFIXES = (".onnx", ".xml")  # of the files that engines run
 
@@ -176,11 +177,9 @@ def check_inputs(path: str | Path, names: list[str]) -> None:
 def parse_export_metadata(path: str | Path, stored: str | None) -> dict[str, Any]:
     """The metadata that Vitrail wrote; {} if there are none."""
     try:
-        metadata = json.loads(stored) if stored else {}
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path} has damaged metadata: {shorten(error)}; export it again"
-        ) from error
+        metadata = parse_json(stored) if stored else {}
+    except UserError as error:
+        raise UserError(f"{path} has damaged metadata: {error}; export it again") from error
     if not isinstance(metadata, dict):
         raise UserError(f"{path} has damaged metadata; export it again")
     return metadata

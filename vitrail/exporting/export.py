@@ -114,6 +114,7 @@ def export_model(
     int8: bool = False,
     attention: bool = False,
     features: bool = False,
+    odd: bool = False,
     pixels: PixelKind = "float32",
     any_size: bool = False,
     tolerance: float | None = None,
@@ -139,6 +140,7 @@ def export_model(
         int8: quantise weights and activations to 8 bits
         attention: also return the attention weights of every block
         features: also return the pooled features
+        odd: also return the features that tell odd images; not for int8, which changes them
         pixels: float32 for normalised images; uint8 if the graph is to normalise them
         any_size: accept images of any size that patches tile
         tolerance: largest difference from PyTorch; by default 1e-4, more only if PyTorch's own
@@ -148,8 +150,10 @@ def export_model(
         overwrite: replace an existing file
     """
     target, name = Path(target), name or Path(source).stem or "vitrail"
-    check_request(model, target, to, name, int8=int8, labels=labels, overwrite=overwrite)
-    options = GraphOptions(pixels=pixels, attention=attention, features=features, any_size=any_size)
+    check_request(model, target, to, name, int8=int8, odd=odd, labels=labels, overwrite=overwrite)
+    options = GraphOptions(
+        pixels=pixels, attention=attention, features=features, odd=odd, any_size=any_size
+    )
     graph = ExportGraph(prepare_model(model, preprocess, any_size), preprocess, options).eval()
     if int8 and images is not None and labels is not None and calibration is None:
         chosen, others = split_calibration(len(images))
@@ -198,6 +202,7 @@ def check_request(
     name: str,
     *,
     int8: bool,
+    odd: bool,
     labels: NDArray[np.int64] | None,
     overwrite: bool,
 ) -> None:
@@ -211,6 +216,8 @@ def check_request(
         raise UserError(f"unknown format {to!r}; choose {', '.join(FORMATS)}")
     if int8 and to == "torch":
         raise UserError("`int8` needs `to='onnx'`, `to='openvino'` or `to='triton'`, not torch")
+    if int8 and odd:
+        raise UserError("int8 changes the features that tell odd images; leave out `int8` or `odd`")
     if int8 and (labels is None or not len(labels)):
         raise UserError(
             "int8 changes the logits, and only labelled images show what that costs; "

@@ -1,6 +1,7 @@
 """The module that is exported: a ViT with optional normalisation, attention maps and features."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from vitrail.data.config import Preprocess
 from vitrail.data.preprocess import scaled_mean_std
 from vitrail.errors import UserError
-from vitrail.exporting.engine import PixelKind
+from vitrail.exporting.engine import ODD_FEATURES, PixelKind
 from vitrail.model.block import Block
 from vitrail.model.embed import interpolate_positions
 from vitrail.model.vit import ViT
@@ -22,14 +23,15 @@ class GraphOptions:
     pixels: PixelKind = "float32"  # normalised floats, or bytes that the graph normalises itself
     attention: bool = False  # also return the attention weights of every block
     features: bool = False  # also return the pooled features, the input of the head
+    odd: bool = False  # also return the features that tell odd images
     any_size: bool = False  # accept images of any size that patches tile
 
 
 class ExportGraph(nn.Module):
     """Images of shape (B, C, H, W) to the tensors named in `outputs`.
 
-    `logits` (B, K), `features` (B, D) and `attention` (B, L, h, N, N). A model without a head
-    returns `features` instead of `logits`.
+    `logits` (B, K), `features` (B, D), `odd_features` (B, 2 D) and `attention` (B, L, h, N, N). A
+    model without a head returns `features` instead of `logits`.
     """
 
     mean: Tensor
@@ -58,10 +60,13 @@ class ExportGraph(nn.Module):
         if self.outputs == ("logits",):
             return (self.model(x),)
         tokens, maps = self.encode(x)
-        tensors = {"attention": maps, "features": self.model.pool(tokens)}
-        if "logits" in self.outputs:
-            tensors["logits"] = compute_head(self.model, tokens)
-        return tuple(tensors[name] for name in self.outputs)
+        compute: dict[str, Callable[[], Tensor]] = {
+            "logits": lambda: self.model.classify(tokens),
+            "features": lambda: self.model.pool(tokens),
+            ODD_FEATURES: lambda: compute_odd_features(self.model, tokens),
+            "attention": lambda: maps,
+        }
+        return tuple(compute[name]() for name in self.outputs)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """All tokens after the last block, and the attention weights of every block."""
@@ -81,19 +86,21 @@ def output_names(model: ViT, options: GraphOptions) -> tuple[str, ...]:
     wanted = {
         "logits": not headless,
         "features": headless or options.features,
+        ODD_FEATURES: options.odd,
         "attention": options.attention,
     }
     return tuple(name for name, included in wanted.items() if included)
 
 
-def compute_head(model: ViT, tokens: Tensor) -> Tensor:  # (B, N, D)
-    """The second half of `ViT.forward`: from the tokens after the last block to the logits."""
-    if model.head_dist is not None:
-        first, second = model.norm(tokens[:, :2]).unbind(1)  # each (B, D)
-        logits: Tensor = (model.head(first) + model.head_dist(second)) / 2  # (B, K)
-    else:
-        logits = model.head(model.pre_logits(model.pool(tokens)))  # (B, K)
-    return logits
+def compute_odd_features(model: ViT, tokens: Tensor) -> Tensor:  # (B, N, D)
+    """What tells odd images: mean and standard deviation of the patches after the last norm.
+
+    On CIFAR-10 against MNIST the mean alone has an AUROC of 0.88, both together 0.98 (JOURNAL,
+    2026-11-17).
+    """
+    patches = model.norm(tokens[:, model.config.prefix :])  # (B, P, D)
+    spread = patches.std(dim=1, correction=0)  # (B, D)
+    return torch.cat([patches.mean(dim=1), spread], dim=1)  # (B, 2 D)
 
 
 def prepare_model(model: ViT, preprocess: Preprocess, any_size: bool) -> ViT:

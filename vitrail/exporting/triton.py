@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
+from vitrail.exporting.engine import ODD_FEATURES
 from vitrail.exporting.graph import ExportGraph
 
 MAX_BATCH = 64  # images in one batch of the server
@@ -46,6 +47,7 @@ def render_config(name: str, graph: ExportGraph, preprocess: Preprocess) -> str:
     shapes = {
         "logits": [config.classes],
         "features": [config.width],
+        ODD_FEATURES: [2 * config.width],
         "attention": [config.depth, config.heads, tokens, tokens],
     }
     inputs = render_tensor("pixels", TYPES[options.pixels], [config.channels, *size])

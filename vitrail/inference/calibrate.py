@@ -17,7 +17,7 @@ from vitrail.evaluation.calibration import Calibration, fit_calibration
 from vitrail.evaluation.loop import compute_logits
 from vitrail.evaluation.metrics import fit_temperature
 from vitrail.inference.classifier import Classifier
-from vitrail.inference.evaluate import open_with_classes
+from vitrail.inference.labelled_data import open_with_classes
 from vitrail.inference.load import load
 from vitrail.inference.torch_predictor import LogitsAndFeatures, TorchPredictor
 from vitrail.model.config import ViTConfig

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from vitrail.data.source import Source
     from vitrail.exporting.engine import PixelKind
     from vitrail.exporting.export import Export, FormatName
-    from vitrail.inference.evaluate import Evaluation, EvaluationSplit
+    from vitrail.inference.evaluate import Evaluation
+    from vitrail.inference.labelled_data import EvaluationSplit
     from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation
     from vitrail.inference.robustness import CorruptionScope
     from vitrail.insight.explanation import Explanation
@@ -277,7 +278,8 @@ class Classifier:
         >>> evaluation.interval[0] < evaluation.accuracy < evaluation.interval[1]
         True
         """
-        from vitrail.inference.evaluate import evaluate, open_evaluation_data
+        from vitrail.inference.evaluate import evaluate
+        from vitrail.inference.labelled_data import open_evaluation_data
 
         source, part = open_evaluation_data(self.predictor, data, split, columns)
         return evaluate(
@@ -364,6 +366,7 @@ class Classifier:
         int8: bool = False,
         attention: bool = False,
         features: bool = False,
+        odd: bool = False,
         pixels: "PixelKind" = "float32",
         any_size: bool = False,
         data: "str | Path | Source | None" = None,
@@ -383,6 +386,8 @@ class Classifier:
             int8: quantise weights and activations to 8 bits
             attention: also return the attention weights of every block
             features: also return the pooled features
+            odd: also return the features that tell odd images, so that predictions flag them;
+                not for int8
             pixels: float32 for normalised images; uint8 if the file is to normalise them
             any_size: accept images of any size that patches tile; not for learned positions
             data: images to compare on: a folder, table, shards or built-in name; labelled for int8
@@ -404,6 +409,7 @@ class Classifier:
             attention=attention,
             features=features,
             pixels=pixels,
+            odd=odd,
             any_size=any_size,
             data=data,
             most=most,

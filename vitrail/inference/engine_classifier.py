@@ -13,7 +13,7 @@ from vitrail.data.geometry import fit_image
 from vitrail.data.image import load_image
 from vitrail.data.numpy_preprocess import preprocess_with_numpy, resize_with_numpy
 from vitrail.errors import UserError
-from vitrail.exporting.engine import Engine, open_engine
+from vitrail.exporting.engine import ODD_FEATURES, Engine, open_engine
 from vitrail.inference.classifier import Classifier
 from vitrail.inference.prediction import ImageInput, as_images
 from vitrail.inference.predictor import Array, Predictor
@@ -43,6 +43,13 @@ class EnginePredictor(Predictor):
     def logits(self, x: Array) -> Array:
         """The logits (B, K) of preprocessed images (B, C, H, W)."""
         return self.run(x)["logits"]
+
+    def outputs(self, x: Array) -> Array:
+        """The logits, followed by the features that tell odd images if the file returns them."""
+        found = self.run(x)
+        return np.concatenate(
+            [found[name] for name in ("logits", ODD_FEATURES) if name in found], 1
+        )
 
     def run(self, x: Array) -> dict[str, NDArray[np.float32]]:
         """All outputs of preprocessed images, by name."""
@@ -135,6 +142,7 @@ class EngineClassifier(Classifier):
         int8: bool = False,
         attention: bool = False,
         features: bool = False,
+        odd: bool = False,
         pixels: "PixelKind" = "float32",
         any_size: bool = False,
         data: "str | Path | Source | None" = None,

@@ -11,11 +11,13 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+from filelock import FileLock
 
 from vitrail import __version__, files
 from vitrail.data.sources.places import cache_folder
@@ -33,6 +35,7 @@ FILE_OF = {"onnxruntime": "model.onnx", "openvino": "model.xml"}
 BATCHES = (1, 16)  # that `auto` times: one answer, and throughput
 ROUNDS, SECONDS = 5, 1.0  # of timing: at least and at most for each batch size, in turn
 HASHED = (".safetensors", ".pth", ".pt", ".bin", ".npz", ".json")  # weights and config files
+CACHE = 2  # format of the cache: 2 has the features that tell odd images
 BLOCK = 2**20  # bytes hashed at once
 
 
@@ -57,27 +60,56 @@ def load_in_engine(
     folder = cache_folder() / "engines" / hash_model(path, preprocess, vit)
     if engine == "auto":
         return load_fastest(folder, device, load_torch)
-    return load_cached(folder, engine) or export_to_cache(folder, engine, load_torch())
+    if found := load_cached(folder, engine):
+        return found
+    with lock_cache(folder):
+        return load_cached(folder, engine) or export_to_cache(folder, engine, load_torch())
+
+
+@contextmanager
+def lock_cache(folder: Path) -> Iterator[None]:
+    """Lets one process export and measure at a time; the others then find its results."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock")
+        lock.acquire()
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {files.describe_os_error(error)}") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def load_fastest(folder: Path, device: str, load_torch: Callable[[], Classifier]) -> Classifier:
     """The classifier in the engine that is fastest on this machine, measured the first time."""
     record = folder / f"times-{hash_machine(device)}.json"
-    times = read_times(record)
-    if times is None:
+    if (times := read_times(record)) is None:
         classifier = load_torch()
         if classifier.device.type != "cpu":
             log.info(f"engine torch on {classifier.device}: the other engines run on the CPU")
             return classifier
-        candidates = collect_candidates(folder, classifier)
-        times = measure_engines({name: one.predictor for name, one in candidates.items()})
-        files.write_file(record, json.dumps(times, indent=1) + "\n")
-        log.info(describe_times(times))
-        return candidates[fastest_engine(times)]
+        try:
+            with lock_cache(folder):
+                times = read_times(record)  # of a process that held the lock
+                if times is None:
+                    return measure_and_choose(folder, record, classifier)
+        except UserError as error:  # such as a read-only file system
+            log.info(f"engine torch: the engines cannot be compared: {error}")
+            return classifier
     name = fastest_engine(times)
     if name == "torch":
         return load_torch()
     return load_cached(folder, name) or export_to_cache(folder, name, load_torch())
+
+
+def measure_and_choose(folder: Path, record: Path, classifier: Classifier) -> Classifier:
+    """Exports a classifier for every engine, measures them, and stores the times."""
+    candidates = collect_candidates(folder, classifier)
+    times = measure_engines({name: one.predictor for name, one in candidates.items()})
+    files.write_file(record, json.dumps(times, indent=1) + "\n")
+    log.info(describe_times(times))
+    return candidates[fastest_engine(times)]
 
 
 def collect_candidates(folder: Path, classifier: Classifier) -> dict[str, Classifier]:
@@ -115,7 +147,9 @@ def export_to_cache(folder: Path, engine: str, classifier: Classifier) -> Classi
 
     path = folder / FILE_OF[engine]
     log.info(f"exporting the model for {engine}, once")
-    classifier.export(path, to=FORMAT_OF[engine], overwrite=True)
+    calibration = classifier.metadata.calibration
+    odd = calibration is not None and calibration.neighbours is not None
+    classifier.export(path, to=FORMAT_OF[engine], odd=odd, overwrite=True)
     return EngineClassifier(path)
 
 
@@ -190,7 +224,8 @@ def hash_model(
 ) -> str:
     """A checksum of the weights, what lies beside them, and the settings they are loaded with."""
     checksum = hashlib.sha256()
-    settings = {"version": __version__, "preprocess": preprocess, "vit": dict(vit or {})}
+    settings = {"version": __version__, "cache": CACHE, "preprocess": preprocess}
+    settings["vit"] = dict(vit or {})
     checksum.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for file in sorted(model_files(path)):
         checksum.update(file.name.encode("utf-8", "surrogateescape"))

@@ -1,34 +1,20 @@
 """Accuracy and calibration of a classifier on a labelled data set."""
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.data.config import Columns, DataConfig, LabelKind
+from vitrail.data.config import DataConfig
 from vitrail.data.loader import Loader
-from vitrail.data.open import (
-    DEFAULT_COLUMNS,
-    TABLE_SUFFIXES,
-    make_columns,
-    open_data,
-    resolve_data,
-)
-from vitrail.data.source import (
-    SPLITS,
-    Source,
-    count_labels,
-    fingerprint,
-    is_multi_label,
-    split_indices,
-)
+from vitrail.data.open import open_data
+from vitrail.data.source import SPLITS, Source, split_indices
 from vitrail.display.progress import progress_bar
 from vitrail.display.text import format_accuracy, format_count, format_percent, truncate
 from vitrail.errors import UserError
@@ -43,6 +29,7 @@ from vitrail.evaluation.calibration import (
 from vitrail.evaluation.conformal import SetQuality, in_label_sets, measure_label_sets
 from vitrail.evaluation.loop import compute_logits
 from vitrail.evaluation.odd import ODD, auroc
+from vitrail.inference.labelled_data import EvaluationSplit, open_with_classes
 from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation, score_multi_label
 from vitrail.inference.predictor import Predictor
 from vitrail.inference.robustness import CorruptionScope, Robustness, measure_robustness
@@ -50,9 +37,6 @@ from vitrail.inference.torch_predictor import TorchPredictor
 from vitrail.inference.views import ViewsPredictor
 from vitrail.training.learner import compute_dtype
 
-log = logging.getLogger(__name__)
-
-EvaluationSplit = Literal["train", "val", "test", "all"]
 WORST_CLASSES = 10  # in the repr and in notebooks
 NAME_LENGTH = 24  # characters of a class name in the repr
 
@@ -335,80 +319,6 @@ def check_scope(corruptions: object) -> None:
     """Raises unless this is a scope of `measure_robustness`, or None."""
     if corruptions not in (None, *get_args(CorruptionScope)):
         raise UserError(f"`corruptions` is {corruptions!r}; give 'quick' or 'full'")
-
-
-def open_evaluation_data(
-    predictor: Predictor,
-    data: str | Path | Source,
-    split: EvaluationSplit | None,
-    columns: Mapping[str, str] | None = None,
-) -> tuple[Source, EvaluationSplit]:
-    """Opens data with the predictor's classes, and chooses the split to evaluate.
-
-    For the training data, even if it was moved, the default is its test split. For other data it
-    is the test split if the data has one, else all images; a warning says if these may include
-    training images. A table's columns have the names used in training, except those in `columns`.
-    """
-    trained = predictor.training_data
-    checksum = trained.fingerprint
-    source, is_training_data = open_with_classes(predictor, data, columns)
-    if split is None:
-        held_out = len(split_indices(source, "test"))
-        split = "test" if 0 < held_out < len(source) or is_training_data else "all"
-        changed = fingerprint(source) != checksum if is_training_data else split == "all"
-        if checksum and changed and has_all_classes(source):
-            log.warning(
-                f"{source.name} has the classes of the training data but differs from it: "
-                f"some of these images may be training images, which would raise the accuracy"
-            )
-    if not len(split_indices(source, split)):
-        raise UserError(f"{source.name} has no {split} images; choose another `split`")
-    return source, split
-
-
-def open_with_classes(
-    predictor: Predictor, data: str | Path | Source, columns: Mapping[str, str] | None
-) -> tuple[Source, bool]:
-    """The data, and whether it is the data that the predictor was trained on."""
-    trained = predictor.training_data
-    checksum = trained.fingerprint
-    if not isinstance(data, str | Path):
-        if tuple(data.classes) != predictor.classes:
-            raise UserError(
-                f"the classes of {data.name} are not those of the model; "
-                f"open the data with `classes=classifier.classes`, or give its path"
-            )
-        return data, checksum is not None and fingerprint(data) == checksum
-    names = DEFAULT_COLUMNS
-    if columns or Path(data).suffix.lower() in TABLE_SUFFIXES:
-        names = make_columns({**trained.columns, **(columns or {})})
-    is_training_data = trained.source == resolve_data(data)
-    labels: LabelKind | None = "multi" if predictor.multi_label is not None else None
-    source = open_data(
-        data, columns=names, classes=predictor.classes, labels=labels, split=is_training_data
-    )
-    if not is_training_data and (moved := _open_moved_data(source, data, names, checksum)):
-        return moved, True
-    return source, is_training_data
-
-
-def has_all_classes(source: Source) -> bool:
-    """Whether every class has an image."""
-    return bool(count_labels(source, np.arange(len(source))).all())
-
-
-def _open_moved_data(
-    source: Source, data: str | Path, columns: Columns, checksum: str | None
-) -> Source | None:
-    """The training data with its splits, if the source has its checksum; else None."""
-    if checksum is None or not has_all_classes(source):
-        return None
-    try:
-        labels: LabelKind | None = "multi" if is_multi_label(source) else None
-        moved = open_data(data, columns=columns, labels=labels)
-    except UserError:  # too few images to be split
-        return None
-    return moved if fingerprint(moved) == checksum else None
 
 
 def compute_split_outputs(

@@ -24,7 +24,7 @@ from vitrail.exporting.engine import ENGINE_SUFFIXES, PixelKind
 from vitrail.exporting.export import MOST_LOST, Export, FormatName, export_model
 from vitrail.exporting.formats import FORMATS
 from vitrail.inference.classifier import Classifier
-from vitrail.inference.evaluate import open_evaluation_data
+from vitrail.inference.labelled_data import open_evaluation_data
 from vitrail.inference.load import make_classifier, missing_preprocess
 from vitrail.inference.verify import check_same_answers
 from vitrail.zoo.load import LoadedModel, load_weights, log_weight_changes
@@ -49,6 +49,7 @@ def export(
     int8: bool = False,
     attention: bool = False,
     features: bool = False,
+    odd: bool = False,
     pixels: PixelKind = "float32",
     any_size: bool = False,
     data: str | Path | Source | None = None,
@@ -70,6 +71,8 @@ def export(
         int8: quantise weights and activations to 8 bits
         attention: also return the attention weights of every block
         features: also return the pooled features
+        odd: also return the features that tell odd images, so that predictions flag them; not
+            for int8
         pixels: float32 for normalised images; uint8 if the file is to normalise them
         any_size: accept images of any size that patches tile; not for learned positions
         data: images to compare on: a folder, table, shards or built-in name; labelled for int8
@@ -88,7 +91,7 @@ def export(
     """
     settings: dict[str, Any] = {
         **{"int8": int8, "attention": attention, "features": features, "pixels": pixels},
-        **{"any_size": any_size, "most": most, "force": force, "overwrite": overwrite},
+        **{"odd": odd, "any_size": any_size, "most": most, "force": force, "overwrite": overwrite},
     }
     if Path(model).suffix.lower() in ENGINE_SUFFIXES:
         raise UserError(

@@ -35,7 +35,8 @@ from vitrail.zoo.metadata import TrainingData
 from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
-    from vitrail.inference.evaluate import Evaluation, EvaluationSplit
+    from vitrail.inference.evaluate import Evaluation
+    from vitrail.inference.labelled_data import EvaluationSplit
     from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation
 
 # Long annotations are quoted, so that `help` shows the names and not what they stand for.
@@ -192,7 +193,8 @@ class FeatureClassifier:
         >>> classifier.evaluate("digits").split
         'test'
         """
-        from vitrail.inference.evaluate import evaluate, open_evaluation_data
+        from vitrail.inference.evaluate import evaluate
+        from vitrail.inference.labelled_data import open_evaluation_data
 
         predictor = self.predictor
         source, part = open_evaluation_data(predictor, data, split, columns)

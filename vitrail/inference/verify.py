@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitrail.arguments import check_arguments
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier
+from vitrail.inference.engine_classifier import EngineClassifier
 from vitrail.inference.engines import EngineName
 from vitrail.inference.load import load
-from vitrail.inference.torch_predictor import TorchPredictor
 from vitrail.zoo.reference import compute_reference, reference_images
 
 # Largest accepted difference of logits, relative to the largest logit: float32 on different
@@ -120,13 +119,15 @@ def verify_classifier(classifier: Classifier, source: str) -> Verification:
             f"older version wrote it; `vitrail convert MODEL --to vitrail` adds them"
         )
     expected = np.array(metadata.reference.logits)
-    predictor, tensors, engine = classifier.predictor, 0, classifier._where()
-    if isinstance(predictor, TorchPredictor):  # in float32, also where predictions are in bfloat16
-        logits = compute_reference(predictor.network, classifier.preprocess).numpy()
-        tensors, engine = len(metadata.checksums.tensors), f"torch {torch.__version__} on {engine}"
-    else:
-        images = reference_images(classifier.preprocess)
+    tensors, engine = 0, classifier._where()
+    if isinstance(classifier, EngineClassifier):
+        predictor, images = classifier.predictor, reference_images(classifier.preprocess)
         logits = predictor.logits(np.stack([predictor.load(image) for image in images]))
+    else:  # in float32, also where predictions are in bfloat16
+        import torch
+
+        logits = compute_reference(classifier.model, classifier.preprocess).numpy()
+        tensors, engine = len(metadata.checksums.tensors), f"torch {torch.__version__} on {engine}"
     if expected.shape != logits.shape:
         raise UserError(
             f"{source} has reference answers of shape {tuple(expected.shape)}, expected "

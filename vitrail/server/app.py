@@ -17,6 +17,7 @@ from vitrail.server import kserve
 from vitrail.server.assets import load_assets
 from vitrail.server.batching import Refusal
 from vitrail.server.explaining import NotExplainable
+from vitrail.server.model import ModelReplaced
 from vitrail.server.openapi import describe_api
 from vitrail.server.requests import (
     HttpError,
@@ -135,14 +136,17 @@ class Endpoints:
         check_parameters(request, ("cropped",))
         explainer, model = self.service.explainer, self.service.model
         return await self.in_lane(
-            request, lambda body, cropped: explainer.features(model, body, cropped)
+            request, lambda body, cropped: explainer.features(model, body, cropped), "features"
         )
 
     async def in_lane(
-        self, request: Request, compute: Callable[[bytes, bool], dict[str, Any]]
+        self, request: Request, compute: Callable[[bytes, bool], dict[str, Any]], output: str = ""
     ) -> Response:
-        """Reads one image and computes the answer in the thread of explanations."""
-        self.service.explainer.check(self.service.model)
+        """Reads one image and computes the answer in the thread of explanations.
+
+        An exported model needs `output` among its outputs.
+        """
+        self.service.explainer.check(self.service.model, output)
         self.service.explainer.admit()
         cropped = switch_parameter(request, "cropped")
         body = await read_body(request, self.service.config)
@@ -151,8 +155,8 @@ class Endpoints:
         work = self.service.explainer.run(lambda: compute(body, cropped))
         try:
             return json_response(await unless_disconnected(request, work))
-        except NotExplainable:
-            raise
+        except ModelReplaced as error:
+            raise HttpError(503, str(error)) from error
         except UserError as error:
             raise image_error(error) from error
 

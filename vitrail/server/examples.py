@@ -18,7 +18,7 @@ SIDE = 448  # pixels, at most
 def read_examples(model: ServedModel, count: int) -> list[dict[str, Any]]:
     """Images with their labels, evenly chosen; none if the data of the run are gone."""
     from vitrail.data.source import split_indices
-    from vitrail.inference.evaluate import open_evaluation_data
+    from vitrail.inference.labelled_data import open_evaluation_data
 
     place, source = Path(model.path), model.document.get("data", {}).get("source")
     if not count or not source or not (place / RECIPE).is_file():

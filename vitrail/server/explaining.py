@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitrail.errors import UserError
 from vitrail.server.batching import Refusal, limit_torch_threads
-from vitrail.server.model import ServedModel
+from vitrail.server.model import ImageOptions, ServedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,7 @@ class Explainer:
     """One thread, and a copy of the model's structure for it."""
 
     def __init__(self, threads: int):
+        self.threads = threads
         self.thread = ThreadPoolExecutor(
             1, "explain", initializer=limit_torch_threads, initargs=(threads,)
         )
@@ -71,12 +72,13 @@ class Explainer:
     def stop(self) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)
 
-    def check(self, model: ServedModel) -> None:
-        """Raises unless the model can be explained."""
-        if model.vit is None:
+    def check(self, model: ServedModel, output: str = "") -> None:
+        """Raises unless there are weights for PyTorch, or the exported file returns `output`."""
+        if not model.explains and output not in model.predictor.engine.outputs:
+            missing = output or "the weights of PyTorch"
             raise NotExplainable(
-                f"{model.engine} computes predictions only; "
-                f"serve the run folder or weight file to explain them"
+                f"{model.name} was exported without {missing}; serve the run folder or weight file"
+                + (f", or export it with --{output}" if output else "")
             )
 
     def classifier(self, model: ServedModel, cropped: bool) -> "Classifier":
@@ -87,12 +89,13 @@ class Explainer:
         own, classifier = self.copies.get(cropped, (None, None))
         if own is model and classifier is not None:
             return classifier
-        self.check(model)
-        shared = {id(x): x for x in (*model.vit.parameters(), *model.vit.buffers())}
-        given = model.classifier
+        given = model.torch_classifier
+        limit_torch_threads(self.threads)  # again: torch may have been imported just now
+        vit = given.model
+        shared = {id(x): x for x in (*vit.parameters(), *vit.buffers())}
         view = replace(given.preprocess, crop=1.0) if cropped else given.preprocess
         classifier = type(given)(
-            copy.deepcopy(model.vit, shared), given.classes, view, given.metadata, given.device
+            copy.deepcopy(vit, shared), given.classes, view, given.metadata, given.device
         )
         self.copies[cropped] = (model, classifier)
         return classifier
@@ -183,6 +186,10 @@ class Explainer:
 
     def features(self, model: ServedModel, body: bytes, cropped: bool) -> dict[str, Any]:
         """The input of the head."""
+        if not model.explains:  # an exported file that returns features
+            x = model.decode(body, ImageOptions(cropped=cropped))
+            row = model.predictor.run(x[None])["features"][0]
+            return {"features": row.tolist(), "sha256": model.sha256}
         classifier = self.classifier(model, cropped)
         row = classifier.features(model.load_pixels(body, cropped))[0]
         return {"features": row.tolist(), "sha256": model.sha256}

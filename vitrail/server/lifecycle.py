@@ -13,6 +13,7 @@ import uvicorn
 
 from vitrail.server.app import build_app
 from vitrail.server.config import ServeConfig
+from vitrail.server.drain import GRACE, SETTLE, refuse_handshakes
 from vitrail.server.gate import Gate
 from vitrail.server.model import ServedModel
 from vitrail.server.protocol import LimitedProtocol
@@ -20,8 +21,6 @@ from vitrail.server.service import Service
 
 log = logging.getLogger(__name__)
 
-GRACE = 0.5  # seconds after SIGTERM in which connections are still accepted
-SETTLE = 0.1  # seconds in which the last accepted connections deliver their requests
 KEEP_ALIVE = 65  # seconds: longer than the 60 of nginx, which then closes first
 BACKLOG = 1024
 
@@ -55,8 +54,11 @@ class DrainingServer(uvicorn.Server):
         log.info("draining: accepted requests are answered, then the server ends")
         end = time.monotonic() + self.service.config.drain
         await self.sleep_while(GRACE, lambda: True)
-        for _ in range(2):  # the loop accepts what the system has queued before it closes
-            await asyncio.sleep(0)
+        if self.service.config.workers == 1:  # else the parent process does it for all workers
+            for server in self.servers:
+                for listener in server.sockets:
+                    refuse_handshakes(listener)
+        await self.sleep_while(SETTLE, lambda: True)  # the loop accepts what the system has queued
         for server in self.servers:
             server.close()
         await self.sleep_while(SETTLE, lambda: True)

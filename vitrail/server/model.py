@@ -16,7 +16,8 @@ from PIL import Image
 from vitrail.data.image import load_image
 from vitrail.display.page import data_uri, encode_image
 from vitrail.errors import UserError
-from vitrail.inference.engine_classifier import restore_bytes
+from vitrail.exporting.engine import ENGINE_SUFFIXES
+from vitrail.inference.engine_classifier import EngineClassifier, restore_bytes
 
 if TYPE_CHECKING:
     from vitrail.inference.classifier import Classifier
@@ -25,7 +26,6 @@ Array = NDArray[np.float32]
 
 CHUNK = 2**20  # bytes that are hashed at once
 EngineName = Literal["auto", "torch", "onnxruntime", "openvino"]
-SUFFIXES = {"onnxruntime": ".onnx", "openvino": ".xml"}  # of the files that an engine runs
 PRIVATE = ("environment", "recipe", "data")  # of the metadata: paths and names of machines
 MIN_PROBE = 16  # pixels along a side of the stored image
 
@@ -41,6 +41,10 @@ class ImageOptions:
 WHOLE = ImageOptions()
 
 
+class ModelReplaced(UserError):
+    """The file no longer holds the model that is served."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServedModel:
     """A classifier with the identity of its file; a reload replaces the whole object."""
@@ -50,6 +54,7 @@ class ServedModel:
     sha256: str  # of the weight file
     classifier: "Classifier"
     engine: str  # what computes the logits
+    device: str  # of PyTorch, as given by the user
     max_bytes: int
     max_pixels: int
 
@@ -63,16 +68,28 @@ class ServedModel:
         return replace(self.predictor, preprocess=replace(self.classifier.preprocess, crop=1.0))
 
     @property
-    def vit(self) -> Any:
-        """The ViT, which explanations need; None for an exported model."""
-        return vars(self.classifier).get("model")
+    def explains(self) -> bool:
+        """Whether there are weights for PyTorch, which explanations need."""
+        return not is_exported(self.path)
+
+    @cached_property
+    def torch_classifier(self) -> "Classifier":
+        """The model in PyTorch; loaded when it is first needed if another engine predicts."""
+        if not isinstance(self.classifier, EngineClassifier):
+            return self.classifier
+        import vitrail
+
+        loaded = vitrail.load(self.path, device=self.device, engine="torch")
+        if hash_files(collect_weight_files(self.path)) != self.sha256:
+            raise ModelReplaced("the model file was replaced; send SIGHUP to serve the new one")
+        return loaded
 
     @cached_property
     def architecture(self) -> dict[str, Any]:
         """The settings of the ViT; empty if an exported file does not contain them."""
-        if self.vit is not None:
-            return asdict(self.vit.config)
-        return dict(self.document.get("vit", {}))
+        if isinstance(self.classifier, EngineClassifier):
+            return dict(self.document.get("vit", {}))
+        return asdict(self.classifier.model.config)
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -172,7 +189,7 @@ class ServedModel:
             "name": self.name,
             "sha256": self.sha256,
             "engine": self.engine,
-            "explains": self.vit is not None,
+            "explains": self.explains,
             "vit": self.architecture,
             "grid": self.grid,
             "classes": list(self.classifier.classes),
@@ -191,58 +208,40 @@ def is_json(value: object) -> bool:
 
 
 def load_served(
-    given: str, *, engine: EngineName, device: str, max_bytes: int, max_pixels: int
+    path: str, *, engine: EngineName | None, device: str, max_bytes: int, max_pixels: int
 ) -> ServedModel:
-    """Loads a model and proves that it answers."""
+    """Loads a model and proves that it answers, and that its answers are those of its author."""
     import vitrail
+    from vitrail.inference.verify import check_same_answers
 
-    path = find_model(given, engine)
     weights = collect_weight_files(path)
     before = file_states(weights)
     sha256 = hash_files(weights)
-    classifier = vitrail.load(path, device=device)
+    classifier = vitrail.load(path, device=device, engine=engine)
     if file_states(weights) != before:
         raise UserError(f"{path} was changed while it was loaded; try again")
     model = ServedModel(
         path=path,
-        name=name_served_model(given),
+        name=name_served_model(path),
         sha256=sha256,
         classifier=classifier,
         engine=name_engine(classifier),
+        device=device,
         max_bytes=max_bytes,
         max_pixels=max_pixels,
     )
     model.answer(model.logits([model.decode(model.probe)])[0], top=1)
-    if model.engine.startswith("torch"):
-        from vitrail.inference.verify import check_same_answers  # imports torch
-
-        check_same_answers(classifier, str(path))
+    check_same_answers(classifier, path)
     return model
 
 
-def find_model(path: str, engine: EngineName) -> str:
-    """What to load: the path itself, or the exported file of a run that an engine runs."""
-    suffix = Path(path).suffix.lower()
-    own = next((name for name, known in SUFFIXES.items() if known == suffix), "torch")
-    if engine in ("auto", own):
-        return path
-    if engine != "torch" and Path(path).is_dir():
-        found = sorted(Path(path).glob(f"*{SUFFIXES[engine]}"))
-        if len(found) == 1:
-            return str(found[0])
-        if found:
-            names = ", ".join(file.name for file in found[:4])
-            raise UserError(f"{path} contains several files for {engine}: {names}; give one")
-    if engine == "torch":
-        raise UserError(f"{path} runs in {own}; give the run or weight file for `engine='torch'`")
-    raise UserError(
-        f"{path} does not contain a model for {engine}; write one with `vitrail export`"
-    )
+def is_exported(path: str) -> bool:
+    return Path(path).suffix.lower() in ENGINE_SUFFIXES
 
 
 def collect_weight_files(path: str) -> list[Path]:
     """The files that hold the weights."""
-    if Path(path).suffix.lower() in SUFFIXES.values():
+    if is_exported(path):
         beside = Path(path).with_suffix(".bin")  # the weights of OpenVINO
         return [Path(path), *([beside] if path.endswith(".xml") and beside.is_file() else [])]
     from vitrail.zoo.files.open import INDEX_SUFFIX, read_shard_index

@@ -59,9 +59,9 @@ def serve(
         max_megapixels: megapixels of an image, at most
         drain: seconds that accepted requests have to finish after SIGTERM
         examples: validation images of the run that the page offers
-        engine: what computes predictions; "auto" is what the file is for: PyTorch for runs and
-            weights, onnxruntime for .onnx, OpenVINO for .xml. For a run folder, "onnxruntime" and
-            "openvino" take the exported file inside it
+        engine: torch, onnxruntime or openvino; "auto" picks the fastest that is installed and
+            proved equal to PyTorch, measured once for each model and machine; an exported file
+            runs in its own
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
         json: print one JSON document with the address when the server is ready
 

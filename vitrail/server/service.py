@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from vitrail.errors import UserError
+from vitrail.exporting.engine import thread_count
 from vitrail.server.batching import Batcher
 from vitrail.server.config import ServeConfig
 from vitrail.server.examples import read_examples
@@ -32,7 +32,7 @@ class Service:
         self.reloading = asyncio.Lock()
         self.tasks: set[asyncio.Task[None]] = set()
         self.examples: list[dict[str, Any]] = []
-        threads = threads_per_worker(config.workers)
+        threads = thread_count()
         self.batcher = Batcher(
             limit=config.batch, max_wait=config.max_wait, threads=threads, metrics=self.metrics
         )
@@ -112,12 +112,3 @@ class Service:
             "wait_seconds": self.config.max_wait,
         }
         return {**self.model.describe(), "limits": limits}
-
-
-def threads_per_worker(workers: int) -> int:
-    """The cores of this process, or OMP_NUM_THREADS, shared by the workers."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdecimal() and int(wanted):
-        return max(1, int(wanted) // workers)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (cores or 1) // workers)

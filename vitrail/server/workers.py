@@ -15,7 +15,9 @@ from types import FrameType
 from typing import Any
 
 from vitrail.errors import UserError
+from vitrail.exporting.engine import thread_count
 from vitrail.server.config import ServeConfig
+from vitrail.server.drain import GRACE, refuse_handshakes
 from vitrail.server.serve import Announce, serve_in_process
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ class Workers:
     """Starts, restarts and ends the processes."""
 
     def __init__(self, config: ServeConfig, load: Load, listener: socket.socket):
-        self.config, self.arguments = config, (config, load, listener)
+        self.config, self.listener, self.arguments = config, listener, (config, load, listener)
         self.context = multiprocessing.get_context("spawn")  # torch does not survive a fork
         self.processes: dict[SpawnProcess, Connection] = {}
         self.ended_by: int | None = None  # a signal
@@ -96,6 +98,8 @@ class Workers:
     def end(self) -> None:
         """Waits for all to end; those that do not end in time are killed."""
         end = time.monotonic() + self.config.drain + KILL_SECONDS
+        time.sleep(GRACE)
+        refuse_handshakes(self.listener)
         for process in self.processes:
             process.join(max(0.1, end - time.monotonic()))
             if process.is_alive():
@@ -109,6 +113,7 @@ def serve_in_processes(
     """Serves in several processes until a signal ends them."""
     with tempfile.TemporaryDirectory(prefix="vitrail-metrics-") as folder:
         os.environ[SHARED_METRICS] = folder
+        os.environ["OMP_NUM_THREADS"] = str(max(1, thread_count() // config.workers))
         workers = Workers(config, load, listener)
         for name in FORWARDED:
             if hasattr(signal, name):

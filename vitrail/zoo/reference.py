@@ -1,17 +1,20 @@
-"""Reference images: generated, the same on every machine, whose logits identify a model."""
+"""Reference images: generated, the same on every machine, whose logits identify a model.
+
+Free of torch, so that a server verifies an exported model without it.
+"""
 
 import hashlib
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from vitrail.data.config import Preprocess
 from vitrail.data.pixels import Pixels
-from vitrail.data.preprocess import preprocess
-from vitrail.evaluation.loop import eval_mode
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 CELLS = 8  # of the coarse noise along each side
 REFERENCE_IMAGES = 4  # stripes, a gradient, fine noise and coarse noise
@@ -50,8 +53,13 @@ def hash_noise(shape: tuple[int, int, int], name: str) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def compute_reference(network: nn.Module, settings: Preprocess) -> Tensor:
+def compute_reference(network: "nn.Module", settings: Preprocess) -> "Tensor":
     """The logits of the reference images in float32, on the CPU."""
+    import torch
+
+    from vitrail.data.preprocess import preprocess
+    from vitrail.evaluation.loop import eval_mode
+
     images = [to_pixels(settings, image) for image in reference_images(settings)]
     x = torch.stack([preprocess(settings, image) for image in images])
     device = next(network.parameters()).device
@@ -60,6 +68,6 @@ def compute_reference(network: nn.Module, settings: Preprocess) -> Tensor:
     return logits.float().cpu()
 
 
-def describe_reference(logits: Tensor) -> dict[str, list[list[float]]]:
+def describe_reference(logits: "Tensor") -> dict[str, list[list[float]]]:
     """The entry `reference` of the metadata; seven digits are as many as float32 has."""
     return {"logits": [[float(f"{value:.7g}") for value in row] for row in logits.tolist()]}

@@ -283,6 +283,8 @@ function fillAnswer() {
     shown.erased.size && now !== undefined && then !== undefined
       ? `${model.classes[target]}: ${percent(then)} with all patches, ${percent(now)} without ${shown.erased.size}.`
       : "";
+  $("odd").hidden = !before.odd;
+  $("odd").textContent = before.odd ? `This image is unlike the training images (p-value ${before.p_value.toPrecision(2)}), so the answer may be meaningless.` : "";
   const predicted = target === before.index;
   $("reasons-title").textContent = predicted ? `Why ${model.classes[target]}?` : `Why not ${model.classes[target]}?`;
 }
