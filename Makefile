@@ -18,6 +18,7 @@ quick: $(READY)
 # kills, full disks, flipped bits, hostile files, each many times: minutes, and a table
 faults: $(READY)
 	VITRAIL_FAULTS=full $(BIN)/pytest -n 2 tests/faults
+	VITRAIL_FAULTS=full $(BIN)/pytest -n 2 -m full
 
 check: $(READY)
 	$(BIN)/ruff format --check .

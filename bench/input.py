@@ -31,6 +31,7 @@ from vitrail.data.config import Augment, DataConfig, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import Item
 from vitrail.data.sources.folder import FileSource, open_folder
+from vitrail.data.sources.tree import FolderTree
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-val-300"
 PREPROCESS = Preprocess(
@@ -298,7 +299,7 @@ def make_photos(folder: Path, count: int, photos: Path) -> FileSource:
 
 
 def open_photos(folder: Path) -> FileSource:
-    source = open_folder(folder, classes=None, split=False, progress=False)
+    source = open_folder(FolderTree(folder), classes=None, split=False, progress=False)
     return replace(source, splits=np.full(len(source), "train"))
 
 

@@ -231,7 +231,7 @@ def draw_digits(data: ChapterData) -> Figure:
 
 
 def draw_methods(data: ChapterData, photos: Sequence[int] = (1, DOG, MONKEYS)) -> Figure:
-    """The five methods side by side, with the score of each on each photo."""
+    """The six methods side by side, with the score of each on each photo."""
     faithfulness = data.photos.faithfulness
     order = sorted(METHODS, key=lambda method: -faithfulness[method].score.mean().item())
     cell = (WIDTH - 2 * EDGE) / (1 + len(order)) - GAP

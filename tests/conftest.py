@@ -20,6 +20,13 @@ atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("VITRAIL_FAULTS") != "full":
+        for item in items:
+            if item.get_closest_marker("full"):
+                item.add_marker(pytest.mark.skip("only in `make faults`"))
+
+
 @pytest.fixture
 def need() -> Callable[[str], str]:
     """The path of a program; without it the test is skipped, and in CI it fails."""

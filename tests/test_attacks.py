@@ -306,11 +306,12 @@ def test_numbers_of_numpy_are_numbers():
 # ---- signals
 
 
-SIGNALS = ["SIGHUP", "SIGQUIT", "SIGXCPU", "SIGUSR1", "SIGUSR2"]
-SIGNALS = SIGNALS if os.environ.get("VITRAIL_FAULTS") == "full" else SIGNALS[:2]
+MORE_SIGNALS = ["SIGQUIT", "SIGXCPU", "SIGUSR1", "SIGUSR2"]
 
 
-@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize(
+    "name", ["SIGHUP", *(pytest.param(name, marks=pytest.mark.full) for name in MORE_SIGNALS)]
+)
 def test_a_signal_saves_a_run_and_leaves_no_process(tmp_path, name):
     code = """
 import sys

@@ -99,7 +99,12 @@ def run_as(system: str, commands: list[list[str]], folder: Path) -> tuple[dict[s
     ("system", "commands", "available"),
     [
         ("windows", WINDOWS, ""),
-        ("macos", MACOS, "fork getuid pread poll fcntl resource pwd"),
+        pytest.param(
+            "macos",
+            MACOS,
+            "fork getuid pread poll fcntl resource pwd",
+            marks=pytest.mark.full,  # the harder case is Windows
+        ),
     ],
     ids=["windows", "macos"],
 )

@@ -70,7 +70,7 @@ def test_every_broken_file_is_named_with_its_reason(scan):
         "train/cat/empty.jpg": "empty file",
         "train/cat/flipped.png": told["train/cat/flipped.png"],  # in Pillow's words
         "train/cat/half.jpg": "truncated",
-        "train/cat/words.jpg": "not an image; wanted JPEG, PNG, WebP, GIF, BMP, TIFF or .npy",
+        "train/cat/words.jpg": "not an image; wanted JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF or .npy",
     }
     assert told["train/cat/flipped.png"].startswith("damaged")
 

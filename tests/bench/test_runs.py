@@ -91,7 +91,7 @@ def test_nearest_neighbours_are_the_same(monkeypatch):
     assert [set(case["rows"]) for case in found["cases"]] == [{"vitrail", "scikit-learn"}] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_memory_and_start_up_are_measured_in_new_processes(monkeypatch):
     monkeypatch.setattr(memory, "CASES", {"step": [("Pico/4", 64), ("Pico/4", 1)]})
     many, one = (case["rows"]["vitrail"] for case in memory.run(ONCE, check_progress)["cases"])
@@ -110,7 +110,7 @@ def test_the_error_of_a_failed_process_is_raised():
         process.call("prepare", "Pico/4", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_layout_is_loaded(monkeypatch):
     monkeypatch.setattr(load, "MODEL", "Ti/16")
     monkeypatch.setattr(load, "OWNERS", dict.fromkeys(load.OWNERS, ()))

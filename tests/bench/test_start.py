@@ -39,7 +39,7 @@ def test_the_page_cache_is_dropped_where_permitted(tmp_path, monkeypatch):
     assert len(advised) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_cold_and_warm_starts_are_timed_beside_another_checkout():
     result = start.run(
         Budget(rounds=1, seconds=0.1), lambda done, activity: None, before=start.ROOT

@@ -154,7 +154,7 @@ def test_an_include_without_a_block_is_an_error() -> None:
         build.fill_includes("<!-- include: vitrail/model/block.py Block -->\n\nwords\n")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_figures_are_drawn_from_a_model_without_weights(tmp_path: Path) -> None:
     for path in figures.draw_figures(tmp_path):
         drawn, stored = (

@@ -66,9 +66,9 @@ def test_the_corners_command_prints_the_stated_output(
     assert capsys.readouterr().out.splitlines() == stated_output("high-norm")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_relevance_has_the_stated_scores(shared: Path) -> None:
-    """Only relevance: all five methods would take minutes."""
+    """Only relevance: all six methods would take minutes."""
     classifier = vitrail.load(shared / WEIGHTS)
     x = torch.stack(
         [

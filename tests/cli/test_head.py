@@ -86,7 +86,7 @@ def test_cls_features_can_be_requested(capsys, folder, tmp_path):
     assert read_head_file(tmp_path / "h.skops").features.kind == "cls"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_all_kinds_beat_chance_on_digits(capsys, folder, tmp_path):
     _, out, _ = call(capsys, "head", folder, "digits", "--all", "--out", tmp_path / "h", "--json")
     rows = json.loads(out)

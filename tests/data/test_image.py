@@ -3,6 +3,7 @@
 import io
 import os
 import struct
+import sys
 import threading
 import warnings
 import zlib
@@ -373,13 +374,45 @@ def test_what_is_no_file_says_so(tmp_path):
 def test_what_is_no_image_says_so():
     assert why(b"hello").startswith("not an image")
     assert why(b"%PDF-1.4 ...").startswith("not an image")
-    assert why(b"\0\0\0\x18ftypheic").startswith("HEIC")
+    assert why(b"\0\0\0\x18ftypisom").startswith("a video")
     assert why(save(picture(), "ICO")).startswith("not an image")
     assert why(save(picture(), "PPM")).startswith("not an image")
     assert why(b"<svg xmlns='http://www.w3.org/2000/svg'/>").startswith("not an image")
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_heic_without_its_package_and_jpeg_xl_say_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 40
+    assert why(heic) == "HEIC needs the package pillow-heif; pip install 'vitrail[heic]'"
+    for start in (b"\xff\x0a\xfa\x7f", b"\0\0\0\x0cJXL \r\n\x87\n"):
+        assert why(start + b"\0" * 40).startswith("JPEG XL, which Pillow does not read; save it as")
+
+
+def test_avif_is_decoded_upright(tmp_path):
+    upright = np.repeat(np.repeat(picture(4, 6), 16, axis=0), 16, axis=1)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = save(np.rot90(upright), "AVIF", quality=100, subsampling="4:4:4", exif=exif)
+    assert (detect_format(turned), image_info(turned).format) == ("AVIF", "AVIF")
+    decoded = load_image(turned)
+    assert decoded.shape == upright.shape
+    assert np.abs(decoded.astype(int) - upright).mean() < 8
+    assert "over the limit" in why(turned, max_pixels=1000)
+    (tmp_path / "photo.avif").write_bytes(turned)
+    assert np.array_equal(load_image(tmp_path / "photo.avif"), decoded)
+
+
+def test_heic_is_decoded_with_its_package():
+    package = pytest.importorskip("pillow_heif", reason="needs vitrail[heic]")
+    stream, pixels = io.BytesIO(), np.full((64, 48, 3), (200, 100, 50), np.uint8)
+    package.from_pillow(Image.fromarray(pixels)).save(stream, quality=95)
+    decoded = load_image(stream.getvalue())
+    assert detect_format(stream.getvalue()) == "HEIC" and decoded.shape == pixels.shape
+    assert np.abs(decoded.astype(int) - pixels).max() < 8
+    assert "over the limit" in why(stream.getvalue(), max_pixels=1000)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
 def test_half_a_file_is_an_error(kind):
     content = save(picture(240, 400), kind)
     assert why(content[: len(content) // 2]).split(":")[0] in ("truncated", "damaged")

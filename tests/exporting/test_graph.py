@@ -1,6 +1,7 @@
 """Every kind of model is equal in PyTorch and in ONNX, at every batch size."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -222,3 +223,11 @@ def test_options_cover_both_inputs_and_all_outputs():
     assert {option.pixels for option in OPTIONS.values()} >= {"uint8", "float32"}
     for name in ("attention", "features", "odd", "any_size"):
         assert any(getattr(option, name) for option in OPTIONS.values())
+
+
+@pytest.mark.parametrize("pixels", ["uint16", "float32"])
+def test_models_of_deeper_pixels_are_refused_in_one_line(pixels):
+    model = build_model("cls")
+    view = replace(preprocess_of(model), pixels=pixels)
+    with pytest.raises(UserError, match=f"reads {pixels} images; only models of 8-bit images can"):
+        ExportGraph(model, view, GraphOptions())

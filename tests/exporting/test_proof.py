@@ -16,6 +16,7 @@ from vitrail.exporting.proof import (
     BATCHES,
     choose_batches,
     collect_reference,
+    decide,
     find_ties,
     measure_agreement,
     prove,
@@ -126,6 +127,18 @@ def test_agreement_leaves_ties_out():
 
 def test_a_single_class_has_no_ties():
     assert not find_ties(np.ones((3, 1), np.float32)).any()
+
+
+def test_labels_are_judged_by_their_thresholds_and_not_by_the_largest_logit():
+    rule = np.array([[1.0, 2.0], [0.5, -2.0]])  # labels begin at the logits -0.5 and 1
+    reference = np.array([[-0.4, 5], [0, 0.99999], [-0.6, 2]], np.float32)
+    outputs = np.array([[-0.6, 5], [0, 1.00001], [-0.7, 2]], np.float32)
+    assert find_ties(reference, rule).tolist() == [False, True, False]
+    assert measure_agreement(reference, outputs) == 1.0
+    assert measure_agreement(reference, outputs, rule) == 0.5
+    labels = np.array([[1, 1], [1, 0], [0, 1]])
+    change = compare_accuracy(decide(reference, rule), decide(outputs, rule), labels)
+    assert (change.before, change.after) == (1.0, pytest.approx(1 / 3))
 
 
 def test_labels_give_the_accuracy_before_and_after():

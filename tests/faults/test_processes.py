@@ -108,7 +108,7 @@ def equal(one, other):
 
 
 def test_killed_processes_start_again_and_end_with_the_same_tensors(tmp_path, whole, tries, tell):
-    count = tries(3, 10)
+    count = tries(2, 10)
     happenings = [[attempt, attempt % 2, KILLS[attempt], "SIGKILL"] for attempt in range(count)]
     options = ["--standalone", f"--max-restarts={count}"]
     launch = Launch(tmp_path, "train", *DIGITS, options=options, happenings=happenings)
@@ -135,6 +135,7 @@ def test_a_rank_killed_on_one_of_two_machines_starts_again(tmp_path, whole, trie
     tell("rank killed on one of two machines", 2, 2)
 
 
+@pytest.mark.full
 def test_a_hanging_rank_is_named_and_no_step_is_lost(tmp_path, tell):
     words = "error: rank 1 of 2 did not respond for 3 seconds; find out why it hangs"
     flags = ["train", *DIGITS, "--timeout", "3"]

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import vitrail
+from tests.data.samples import class_folders
 from vitrail.cli.main import main
 from vitrail.errors import UserError
 from vitrail.insight.backbone import patch_similarity
@@ -98,3 +99,19 @@ def test_a_backbone_saves_figures_pages_and_arrays(weights, photo, tmp_path):
 def test_predicting_without_a_head_names_the_ways_out(weights):
     with pytest.raises(UserError, match=r"vitrail.load_backbone"):
         vitrail.load(weights())
+
+
+def test_training_starts_from_a_backbone_without_a_head(weights, tmp_path):
+    data = class_folders(tmp_path / "data", {"cat": 8, "dog": 8})
+    settings = {"train": {"steps": 2, "batch": 4, "lr": 1e-6}, "data": {"workers": 0}}
+    run = vitrail.train(
+        data, weights=weights("mae"), out=tmp_path / "run", settings=settings, report=False,
+        quiet=True,
+    )  # fmt: skip
+    assert run.classifier.classes == ("cat", "dog")
+    before = vitrail.load_backbone(weights("mae")).model.state_dict()
+    after = run.classifier.model.state_dict()
+    assert after["head.weight"].shape == (2, 24)
+    torch.testing.assert_close(
+        after["blocks.1.attn.qkv.weight"], before["blocks.1.attn.qkv.weight"], atol=1e-4, rtol=0
+    )

@@ -12,6 +12,7 @@ import vitrail
 from tests.run.conftest import tensors
 from vitrail.cli.main import main
 from vitrail.errors import UserError
+from vitrail.inference.head import load_with_head
 from vitrail.run.drive import Stopped
 from vitrail.run.storage.journal import read_journal
 from vitrail.training.loop import binary_cross_entropy, positive_weights
@@ -131,6 +132,52 @@ def test_a_multi_label_model_starts_another(run, shapes, tmp_path):
         quiet=True,
     )  # fmt: skip
     assert new.classifier.metadata.labels == "multi"
+
+
+def test_an_export_is_judged_by_its_labels(run, shapes, tmp_path):
+    pytest.importorskip("onnxruntime", reason="needs vitrail[onnx]")
+    exported = vitrail.export(run.folder, tmp_path / "shapes.onnx", data=shapes)
+    assert exported.agreement == 1.0 and exported.largest_difference < 1e-4
+    evaluated = run.classifier.evaluate(shapes)
+    assert exported.accuracy["before"] == pytest.approx(evaluated.accuracy)
+    image = shapes.parent / "3.png"
+    assert vitrail.load(tmp_path / "shapes.onnx").predict(image).labels is not None
+    one, other = (
+        c.predict(image) for c in (vitrail.load(tmp_path / "shapes.onnx"), run.classifier)
+    )
+    assert [p.label for p in one.labels] == [p.label for p in other.labels]
+
+
+@pytest.mark.parametrize("kind", ["logistic", "linear-svm", "knn"])
+def test_heads_learn_several_labels(run, shapes, tmp_path, kind):
+    pytest.importorskip("sklearn", reason="needs vitrail[heads]")
+    compared = vitrail.compare_heads(
+        run.folder, shapes, kinds=[kind], labels="multi", out=tmp_path / "head.skops"
+    )
+    assert compared.best.accuracy > 0.5
+    loaded = load_with_head(run.folder, tmp_path / "head.skops")
+    evaluated = loaded.evaluate(shapes)
+    assert evaluated.accuracy == pytest.approx(compared.best.accuracy) and evaluated.map > 0.8
+    assert loaded.predict(shapes.parent / "0.png").labels is not None
+
+
+def test_any_estimator_becomes_a_head_of_several_labels(run, shapes):
+    bayes = pytest.importorskip("sklearn.naive_bayes", reason="needs vitrail[heads]")
+    fitted = vitrail.head(run.folder, bayes.GaussianNB()).fit(shapes, labels="multi")
+    assert fitted.evaluate(shapes).map > 0.6
+    with pytest.raises(UserError, match="`shots` needs one label per image"):
+        vitrail.compare_heads(run.folder, shapes, labels="multi", shots=(1,))
+    with pytest.raises(UserError, match="ViTClassifier learns one label per image"):
+        vitrail.ViTClassifier().fit(np.zeros((4, 8, 8)), np.eye(4, 3))
+
+
+def test_a_comparison_says_that_exact_matches_are_not_tested(run, shapes, tmp_path):
+    settings = {"train": {"steps": 2, "batch": 16}, "data": {"workers": 0, "labels": "multi"}}
+    worse = vitrail.train(
+        shapes, weights=run.folder, out=tmp_path / "w", settings=settings, report=False, quiet=True
+    )
+    verdicts = [one.verdict for one in vitrail.compare(run, worse).runs]
+    assert any("whose difference is not tested" in verdict for verdict in verdicts)
 
 
 def test_check_accepts_what_training_accepts(shapes):

@@ -72,7 +72,7 @@ def test_every_batch_size_gives_the_answers_of_single_images(server, classifier)
         ("/predict", b"hello", 415, "not an image"),
         ("/predict", JPEG[:600], 422, "truncated"),
         ("/predict", b"\x89PNG\r\n\x1a\n" + b"\0" * 30, 422, "damaged"),
-        ("/predict", b"\0\0\0\x18ftypheic" + b"\0" * 40, 415, "HEIC"),
+        ("/predict", b"\0\0\0\x18ftypisom" + b"\0" * 40, 415, "a video"),
         ("/predict", b"[1", 400, "not a JSON list"),
         ("/predict", b"[]", 400, "0 images"),
         ("/predict", json.dumps(["x"] * 33).encode(), 400, "33 images"),

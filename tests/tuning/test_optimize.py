@@ -500,7 +500,7 @@ trials.train_trial = slow
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_commands_on_one_folder_have_the_same_result(run_search, start, tmp_path):
     started_file = tmp_path / "started"
     child = start("trials=2", SLOW)
@@ -538,7 +538,9 @@ LARGE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
 def test_a_signal_to_all_processes_lets_each_save_its_run(start, tmp_path, number):
     child = start("trials=2, jobs=2", LATE, LARGE)
     journals = [tmp_path / "out" / "trials" / f"00{n}" / "log.jsonl" for n in (0, 1)]

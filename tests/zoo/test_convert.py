@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.zoo import samples
 from vitrail.errors import UserError
@@ -95,6 +95,20 @@ def test_conversion_round_trips_bit_for_bit(tmp_path, target, name):
     x = torch.randn(1, model.config.channels, *model.config.size)
     with torch.no_grad():
         assert torch.equal(back(x), model(x))
+
+
+def test_a_head_that_reads_more_than_the_class_token_is_refused_by_name(tmp_path):
+    model = filled(ViTConfig(**{**TINY, "layer_scale": 1e-5}))
+    save_model(tmp_path / "in.safetensors", model, {"classes": list("abcdefg")})
+    convert(tmp_path / "in.safetensors", "huggingface", tmp_path / "out")
+    state = load_file(tmp_path / "out" / "model.safetensors")
+    assert state["classifier.weight"].shape == (7, 72)  # [CLS], and the mean of the patches
+    state["classifier.weight"][0, 40] = 1.0
+    save_file(state, tmp_path / "out" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"is a Dinov2ForImageClassification.*`vit.head='none'`"):
+        load_weights(tmp_path / "out")
+    loaded = load_weights(tmp_path / "out", vit={"head": "none"})
+    assert torch.equal(loaded.model.cls_token, model.cls_token)
 
 
 BACK = {

@@ -131,7 +131,8 @@ Data: TypeAlias = Annotated[
     tyro.conf.Positional,
     unset(
         metavar="DATA",
-        help="folder of class folders, table of paths and labels, tar shards, or a built-in name",
+        help="folder of class folders or a zip of it, table of paths and labels, tar shards, "
+        "hf:owner/name, or a built-in name",
     ),
 ]
 Model: TypeAlias = Annotated[

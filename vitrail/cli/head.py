@@ -11,6 +11,7 @@ from vitrail.cli.flags import (
     ColumnNames,
     Data,
     Device,
+    Labels,
     LoadedVit,
     Model,
     Normalisation,
@@ -62,13 +63,16 @@ def head(
     skip_broken: SkipBroken = False,
     preprocess: Normalisation = None,
     json: Switch = False,
+    labels: Labels = None,
     columns: ColumnNames = NO_COLUMNS,
     vit: LoadedVit = NO_VIT,
 ) -> None:
     """Fit and compare scikit-learn classifiers on frozen features.
 
     Fits on the training split, selects the best head on the validation split, and reports the
-    accuracy on the test split. Use the saved head with `predict --head` and `evaluate --head`.
+    accuracy on the test split. With several labels per image, a head has one estimator for each
+    label, and the accuracy counts images all of whose labels are right. Use the saved head with
+    `predict --head` and `evaluate --head`.
 
     Args:
         all: fit every kind
@@ -95,6 +99,7 @@ def head(
         preprocess=preprocess,
         vit=given_settings(vit),
         columns=given_settings(columns),
+        labels=labels,
     )
     if json:
         print(as_json.dumps(comparison.to_list(), indent=1))

@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import (
+    AvifImagePlugin,
     BmpImagePlugin,
     GifImagePlugin,
     Image,
@@ -55,7 +57,37 @@ SUFFIXES = {  # expected format of a file name; the content decides which decode
     ".tif": "TIFF",
     ".tiff": "TIFF",
     ".npy": "NumPy",
+    ".avif": "AVIF",
+    ".heic": "HEIC",
+    ".heif": "HEIC",
+    ".jxl": "JPEG XL",
 }
+READABLE = "JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF or .npy"  # for messages
+AVIF_BRANDS = {b"avif", b"avis"}
+HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
+JPEG_XL = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")  # codestream, container
+
+
+def open_avif(stream: io.BytesIO) -> Image.Image:
+    if not AvifImagePlugin.SUPPORTED:
+        raise UserError("AVIF, which this build of Pillow does not read; pip install -U pillow")
+    return AvifImagePlugin.AvifImageFile(stream)
+
+
+def open_heic(stream: io.BytesIO) -> Image.Image:
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError as error:
+        raise UserError(
+            "HEIC needs the package pillow-heif; pip install 'vitrail[heic]'"
+        ) from error
+    image: Image.Image = HeifImageFile(stream)
+    return image
+
+
+def refuse_jpeg_xl(stream: io.BytesIO) -> Image.Image:
+    raise UserError("JPEG XL, which Pillow does not read; save it as PNG or AVIF")
+
 
 DECODERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
@@ -64,6 +96,9 @@ DECODERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
     "GIF": GifImagePlugin.GifImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
     "TIFF": TiffImagePlugin.TiffImageFile,
+    "AVIF": open_avif,
+    "HEIC": open_heic,
+    "JPEG XL": refuse_jpeg_xl,
 }
 
 GREY_MODES = ("1", "L", "LA", "La", "I", "F")  # and I;16, I;16B, ...
@@ -100,14 +135,14 @@ def load_image(
 ) -> Pixels:
     """Decodes a file, its bytes, an array or a PIL image to (height, width, channels).
 
-    Reads the first frame of JPEG, PNG, WebP, GIF and BMP and all pages of a TIFF, which become
-    channels, detected by content; applies the EXIF orientation and composites transparency on
-    white. `channels` 1 converts to greyscale (ITU-R 601), 3 repeats a grey channel, None keeps
-    what there is. Other numbers of channels come from TIFF and `.npy` files and arrays (height,
-    width, channels) of uint8, bool, uint16 or floats. If 1 or 3 channels are wanted, the last of 2
-    or 4 channels of an array is alpha, as in a file. `pixels` is the type that a model expects
-    (see `convert_pixels`); None keeps uint8, uint16 or float32 as they are. A `UserError` gives
-    the reason without the name of the file.
+    Reads the first frame of JPEG, PNG, WebP, AVIF, GIF and BMP, of HEIC if pillow-heif is
+    installed, and all pages of a TIFF, which become channels, detected by content; applies the
+    EXIF orientation and composites transparency on white. `channels` 1 converts to greyscale
+    (ITU-R 601), 3 repeats a grey channel, None keeps what there is. Other numbers of channels come
+    from TIFF and `.npy` files and arrays (height, width, channels) of uint8, bool, uint16 or
+    floats. If 1 or 3 channels are wanted, the last of 2 or 4 channels of an array is alpha, as in
+    a file. `pixels` is the type that a model expects (see `convert_pixels`); None keeps uint8,
+    uint16 or float32 as they are. A `UserError` gives the reason without the name of the file.
     """
     if isinstance(content, np.ndarray):
         values = pixels_from_array(content, max_pixels)
@@ -142,7 +177,7 @@ def load_image(
 class ImageInfo:
     """The header of an image file, read without decoding the pixels."""
 
-    format: str  # JPEG, PNG, WebP, GIF, BMP, TIFF
+    format: str  # JPEG, PNG, WebP, AVIF, HEIC, GIF, BMP, TIFF
     mode: str  # Pillow's: RGB, L, P, CMYK, I;16, ...
     width: int  # as stored, before the EXIF orientation is applied
     height: int
@@ -201,7 +236,27 @@ def detect_format(content: bytes) -> str | None:
         return "TIFF"
     if content.startswith(b"\x93NUMPY"):
         return "NumPy"
-    return None
+    if content.startswith(JPEG_XL):
+        return "JPEG XL"
+    return detect_heif(content)
+
+
+def can_decode(format: str | None) -> bool:
+    """Whether images of this format can be decoded here."""
+    if format == "HEIC":
+        return find_spec("pillow_heif") is not None
+    return format in (*DECODERS, "NumPy") and format != "JPEG XL"
+
+
+def detect_heif(content: bytes) -> str | None:
+    """AVIF or HEIC, by the brands in the first box of the file; None for a video."""
+    if content[4:8] != b"ftyp":
+        return None
+    end = min(big_endian(content[:4]), 256)
+    brands = {content[8:12], *(content[at : at + 4] for at in range(16, end, 4))}
+    if brands & AVIF_BRANDS:
+        return "AVIF"
+    return "HEIC" if brands & HEIC_BRANDS else None
 
 
 def decode_image(content: bytes, max_bytes: int, max_pixels: int) -> Pixels:
@@ -490,8 +545,8 @@ def check_pixel_count(width: int, height: int, limit: int) -> None:
 
 def describe_non_image(content: bytes) -> str:
     if content[4:8] == b"ftyp":
-        return "HEIC, AVIF or video is not supported; save it as JPEG or PNG"
-    return "not an image; wanted JPEG, PNG, WebP, GIF, BMP, TIFF or .npy"
+        return "a video; save a frame of it as JPEG or PNG"
+    return f"not an image; wanted {READABLE}"
 
 
 def read_error(error: OSError | ValueError) -> UserError:

@@ -1,4 +1,4 @@
-"""Opens a data set by its path or name: a folder, a table, tar shards, or a built-in set."""
+"""Opens a data set by its path or name: folder, table, zip, tar shards, hub, or built-in set."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -10,11 +10,15 @@ from vitrail import files
 from vitrail.arguments import check_arguments
 from vitrail.data.config import Columns, LabelKind
 from vitrail.data.source import Source
-from vitrail.data.sources import builtin, folder, shards, table
+from vitrail.data.sources import builtin, layouts, shards, table
+from vitrail.data.sources.archive import ZipTree
 from vitrail.data.sources.catalogue import DATASETS
+from vitrail.data.sources.hub_dataset import PREFIX, open_hub_dataset
+from vitrail.data.sources.tree import FolderTree, Tree
 from vitrail.errors import UserError
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
+ZIP_SUFFIX = ".zip"
 DEFAULT_COLUMNS = Columns()
 
 
@@ -31,8 +35,9 @@ def open_data(
     """Opens a data set: a folder of class folders, a table, tar shards or a built-in set.
 
     Args:
-        data: a path, or the name of a built-in set such as "cifar10". The name takes precedence
-            over a folder of the same name, which opens as "./cifar10".
+        data: a path, "hf:owner/name" for a data set of the Hugging Face hub, or the name of a
+            built-in set such as "cifar10". The name takes precedence over a folder of the same
+            name, which opens as "./cifar10". A zip of a folder opens like the folder.
         columns: names of the columns of a table, such as `{"label": "species"}`.
         classes: class names of a model, in its order. Labels must be among them, or be their
             indices from 0. By default the labels found are the classes, in natural order.
@@ -58,25 +63,47 @@ def open_data(
     settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
     if not str(data):
         raise UserError(describe_unknown("", False, tuple(DATASETS)))
-    path = files.expand_user(data)
+    path, is_hub = files.expand_user(data), is_hub_dataset(data)
     try:
-        is_file, is_folder = path.is_file(), path.is_dir()
+        is_file, is_folder = path.is_file(), path.is_dir() and not is_hub
         tars = shards.find_shards(path) if is_folder else []
     except OSError as error:
         raise UserError(f"cannot open {data}: {files.describe_os_error(error)}") from error
+    if labels == "multi" and (data in DATASETS or tars or is_hub):
+        raise UserError(f"{data} has one label per image; omit `data.labels`")
+    if is_hub:
+        return open_hub_dataset(str(data), columns=names, **settings)
     if is_file and path.suffix.lower() in TABLE_SUFFIXES:
         return table.open_table(path, columns=names, labels=labels, **settings)
-    if names != DEFAULT_COLUMNS:
+    if (data in DATASETS or tars) and names != DEFAULT_COLUMNS:
         raise UserError(f"{data} is not a table; omit `data.columns`")
-    if labels == "multi" and (data in DATASETS or tars):
-        raise UserError(f"{data} has one label per image; omit `data.labels`")
     if isinstance(data, str) and data in DATASETS:
         return builtin.open_builtin(data, **settings)
-    if not is_folder:
-        raise UserError(describe_unknown(str(data), path.exists(), tuple(DATASETS)))
     if tars:
         return shards.open_shards(path, tars, **settings)
-    return folder.open_folder(path, labels=labels, **settings)
+    if (tree := make_tree(path)) is None:
+        raise UserError(describe_unknown(str(data), path.exists(), tuple(DATASETS)))
+    return layouts.open_tree(tree, columns=names, labels=labels, **settings)
+
+
+def make_tree(path: Path) -> Tree | None:
+    """The files of a folder or zip; None for anything else."""
+    if path.is_dir():
+        return FolderTree(path)
+    return ZipTree(path) if path.is_file() and path.suffix.lower() == ZIP_SUFFIX else None
+
+
+def is_hub_dataset(data: str | Path) -> bool:
+    return isinstance(data, str) and data.startswith(PREFIX)
+
+
+def has_columns(data: str | Path, columns: Columns) -> bool:
+    """Whether the labels of a data set come from columns that have these names."""
+    path = files.expand_user(data)
+    if is_hub_dataset(data) or path.suffix.lower() in TABLE_SUFFIXES:
+        return True
+    tree = make_tree(path) if data not in DATASETS else None
+    return tree is not None and layouts.has_tables(tree, columns)
 
 
 def make_columns(columns: Mapping[str, str] | Columns | None) -> Columns:
@@ -91,16 +118,18 @@ def make_columns(columns: Mapping[str, str] | Columns | None) -> Columns:
 
 
 def resolve_data(data: str | Path) -> str:
-    """Returns the name of a built-in set, else the absolute path, valid from any folder."""
-    return str(data) if data in DATASETS else str(files.expand_user(data).resolve())
+    """Returns the name of a built-in set or of the hub, else the absolute path."""
+    known = data in DATASETS or is_hub_dataset(data)
+    return str(data) if known else str(files.expand_user(data).resolve())
 
 
 def describe_unknown(data: str, exists: bool, sets: Sequence[str]) -> str:
     wanted = (
-        "wanted a folder of class folders, a .csv, .tsv or .jsonl table, a folder of .tar shards"
+        "wanted a folder of class folders or a .zip of it, a .csv, .tsv or .jsonl table, a folder "
+        "of .tar shards"
     )
     if exists:
         return f"{data} is not a data set; {wanted}"
     near = get_close_matches(data.casefold(), sets, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{data!r} does not exist; {wanted}, or one of {', '.join(sets)}{hint}"
+    return f"{data!r} does not exist; {wanted}, hf:owner/name, or one of {', '.join(sets)}{hint}"

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from vitrail.evaluation.interval import Z_95
 
-Labels = NDArray[np.int64]
+Labels = NDArray[np.int64]  # class indices; multi-label: (images, classes) of 0 and 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyChange:
-    """How many labelled images each of two models classifies correctly."""
+    """How many labelled images each of two models classifies correctly, multi-label: exactly."""
 
     before: float  # accuracy in PyTorch, from 0 to 1
     after: float  # accuracy of the exported model
@@ -31,14 +31,20 @@ class AccuracyChange:
 
 
 def compare_accuracy(before: Labels, after: Labels, labels: Labels) -> AccuracyChange:
-    """Compares two models by their predicted classes on the same images."""
-    correct_before, correct_after = before == labels, after == labels
+    """Compares two models by their predicted classes or labels on the same images."""
+    correct_before, correct_after = matches(before, labels), matches(after, labels)
     return AccuracyChange(
         before=float(correct_before.mean()),
         after=float(correct_after.mean()),
         interval=paired_interval(correct_before, correct_after),
         images=len(labels),
     )
+
+
+def matches(one: Labels, other: Labels) -> NDArray[np.bool_]:
+    """Whether each image has the same class, or exactly the same labels."""
+    equal: NDArray[np.bool_] = (one == other).reshape(len(one), -1).all(axis=1)
+    return equal
 
 
 def paired_interval(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from vitrail.exporting.formats import FORMATS
 from vitrail.exporting.graph import ExportGraph, GraphOptions, prepare_model
 from vitrail.exporting.packages import import_package
 from vitrail.exporting.proof import (
+    LabelRule,
     Proof,
     ProofImages,
     collect_reference,
@@ -109,6 +110,7 @@ def export_model(
     images: NDArray[np.uint8] | None = None,
     labels: NDArray[np.int64] | None = None,
     calibration: NDArray[np.uint8] | None = None,
+    rule: LabelRule | None = None,
     source: str = "",
     name: str | None = None,
     int8: bool = False,
@@ -132,9 +134,10 @@ def export_model(
         to: onnx, openvino, torch or triton
         metadata: other entries of the model file, such as the temperature
         images: cropped but not normalised, uint8 (N, C, H, W); without them some are generated
-        labels: the class index of each image; int8 needs them
+        labels: the class index of each image, or its row of 0 and 1; int8 needs them
         calibration: other images, on which int8 is calibrated; by default some of `images`, which
             then do not judge it
+        rule: of a multi-label model, from which logit each label is predicted
         source: where the model comes from, for the result
         name: the model's name in a Triton repository; by default that of `source`
         int8: quantise weights and activations to 8 bits
@@ -158,7 +161,7 @@ def export_model(
     if int8 and images is not None and labels is not None and calibration is None:
         chosen, others = split_calibration(len(images))
         calibration, images, labels = images[chosen], images[others], labels[others]
-    bundle = collect_reference(graph, images, labels)
+    bundle = collect_reference(graph, images, labels, rule)
     document = describe_export(graph, classes, metadata, to, int8)
     with stage_files(target, to, name) as staged:
         place = staged.main

@@ -16,7 +16,7 @@ from vitrail.data.preprocess import normalise
 from vitrail.display.text import format_count, format_percent
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import eval_mode
-from vitrail.exporting.accuracy import AccuracyChange, Labels, compare_accuracy
+from vitrail.exporting.accuracy import AccuracyChange, Labels, compare_accuracy, matches
 from vitrail.exporting.engine import Arrays, Engine
 from vitrail.exporting.graph import ExportGraph
 
@@ -28,6 +28,8 @@ TIE = 2 * TOLERANCE  # two classes whose logits are nearer may swap within the t
 GENERATED = 20  # images that are generated where none are given: each batch size once
 
 Images = NDArray[np.uint8]
+# Multi-label (2, classes): a label is predicted where slope * logit + offset is not negative.
+LabelRule = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +43,8 @@ class Proof:
     batches: tuple[int, ...]  # batch sizes that were run
     differences: dict[str, float]  # largest absolute difference of each output
     tolerance: float | None  # limit of the differences; None for int8
-    agreement: float | None  # share of equal predicted classes, ties excluded; None without head
-    ties: int  # images whose two highest logits are equal within the tolerance
+    agreement: float | None  # share of equal predictions, ties excluded; None without head
+    ties: int  # images whose prediction may change within the tolerance
     accuracy: AccuracyChange | None = None  # on labelled images
     float_layers: tuple[str, ...] = ()  # int8: layers whose activations stay in float32
     attempts: int = 1  # int8: forms that were measured on these images before this one was taken
@@ -83,6 +85,7 @@ class ProofImages:
     labels: Labels | None
     generated: bool
     reference: Arrays
+    rule: LabelRule | None = None
 
     def inputs(self, pixels: str, chosen: slice | NDArray[np.int64]) -> NDArray[Any]:
         """Some images as an engine reads them."""
@@ -96,7 +99,10 @@ class ProofImages:
 
 
 def collect_reference(
-    graph: ExportGraph, images: Images | None, labels: Labels | None
+    graph: ExportGraph,
+    images: Images | None,
+    labels: Labels | None,
+    rule: LabelRule | None = None,
 ) -> ProofImages:
     """Runs the images, or generated ones, through PyTorch."""
     preprocess = graph.preprocess
@@ -104,7 +110,7 @@ def collect_reference(
     if images is None or generated:
         images, labels = generate_images(preprocess), None
     check_images(preprocess, images, labels)
-    bundle = ProofImages(graph, images, labels, generated, {})
+    bundle = ProofImages(graph, images, labels, generated, {}, rule)
     rows: list[Arrays] = []
     for start in range(0, len(images), max(BATCHES)):
         chosen = slice(start, start + max(BATCHES))
@@ -143,7 +149,7 @@ def prove(
     limit = None
     if exact:
         limit = check_differences(bundle, outputs, tolerance, engine, locate)
-    logits = bundle.reference.get("logits")
+    logits, rule = bundle.reference.get("logits"), bundle.rule
     return Proof(
         format=format,
         engine=f"{engine.name} {engine.version}",
@@ -155,8 +161,8 @@ def prove(
             for name, reference in bundle.reference.items()
         },
         tolerance=limit,
-        agreement=None if logits is None else measure_agreement(logits, outputs["logits"]),
-        ties=0 if logits is None else int(find_ties(logits).sum()),
+        agreement=None if logits is None else measure_agreement(logits, outputs["logits"], rule),
+        ties=0 if logits is None else int(find_ties(logits, rule).sum()),
         accuracy=measure_accuracy(bundle, outputs),
     )
 
@@ -216,15 +222,36 @@ def run_torch(graph: ExportGraph, pixels: NDArray[Any]) -> Arrays:
     return {name: x.numpy() for name, x in zip(graph.outputs, outputs, strict=True)}
 
 
-def measure_agreement(reference: NDArray[np.float32], outputs: NDArray[np.float32]) -> float:
-    """The share of images with the same predicted class, without those that are ties."""
-    clear = ~find_ties(reference)
-    same = reference.argmax(axis=1) == outputs.argmax(axis=1)
+def decide(logits: NDArray[np.float32], rule: LabelRule | None) -> NDArray[np.int64]:
+    """The predicted class of each image; multi-label: a row of 0 and 1."""
+    decisions: NDArray[np.int64] = (
+        logits.argmax(axis=1)
+        if rule is None
+        else (rule[0] * logits + rule[1] >= 0).astype(np.int64)
+    )
+    return decisions
+
+
+def measure_agreement(
+    reference: NDArray[np.float32],
+    outputs: NDArray[np.float32],
+    rule: LabelRule | None = None,
+) -> float:
+    """The share of images with the same predicted class or labels, without those that are ties."""
+    clear = ~find_ties(reference, rule)
+    same = matches(decide(reference, rule), decide(outputs, rule))
     return float(same[clear].mean()) if clear.any() else 1.0
 
 
-def find_ties(logits: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Images whose two highest logits differ by less than the tolerance may change them."""
+def find_ties(logits: NDArray[np.float32], rule: LabelRule | None = None) -> NDArray[np.bool_]:
+    """Images whose prediction the tolerance may change.
+
+    Their two highest logits differ by less, or, multi-label, a logit from where a label begins.
+    """
+    if rule is not None:
+        margins = np.abs(rule[0] * logits + rule[1])
+        near: NDArray[np.bool_] = (margins <= np.abs(rule[0]) * TOLERANCE).any(axis=1)
+        return near
     if logits.shape[1] < 2:
         return np.zeros(len(logits), bool)
     highest = np.partition(logits, -2, axis=1)[:, -2:]
@@ -235,7 +262,9 @@ def find_ties(logits: NDArray[np.float32]) -> NDArray[np.bool_]:
 def measure_accuracy(bundle: ProofImages, outputs: Arrays) -> AccuracyChange | None:
     if bundle.labels is None or "logits" not in outputs:
         return None
-    before, after = (arrays["logits"].argmax(axis=1) for arrays in (bundle.reference, outputs))
+    before, after = (
+        decide(arrays["logits"], bundle.rule) for arrays in (bundle.reference, outputs)
+    )
     return compare_accuracy(before, after, bundle.labels)
 
 

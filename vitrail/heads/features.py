@@ -71,7 +71,7 @@ class Examples:
     """Features and labels of a split, to fit or evaluate a head on."""
 
     x: NDArray[np.float32]  # (images, features)
-    y: NDArray[np.int64]
+    y: NDArray[Any]  # class indices; multi-label: (images, classes) of 0 and 1
     items: NDArray[np.int64]  # indices of the images in the data set
 
     def __len__(self) -> int:

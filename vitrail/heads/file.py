@@ -113,6 +113,9 @@ def serialise_head(head: Head) -> bytes:
         "preprocess": dict(head.preprocess),
         "data": dict(head.data),
         "temperature": head.temperature,
+        "labelling": None
+        if head.labelling is None
+        else {name: list(values) for name, values in head.labelling.items()},
     }
     try:
         content: bytes = dumps(table, compression=zipfile.ZIP_DEFLATED)
@@ -232,7 +235,10 @@ def build_head(content: bytes, name: str) -> Head:
         preprocess=table["preprocess"],
         data=table["data"],
         temperature=table["temperature"],
+        labelling=table.get("labelling"),
     )
+    if isinstance(head.estimator, list) is not isinstance(head.labelling, dict):
+        raise ValueError("it has several labels without their thresholds, or the reverse")
     check_estimator(head.estimator, head.width)
     logits = head.logits(np.zeros((1, head.width), np.float32))
     if logits.shape != (1, len(head.classes)) or not np.isfinite(logits).all():

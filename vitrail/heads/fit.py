@@ -71,6 +71,24 @@ def fit_kind(
     )
 
 
+def fit_labels(
+    name: str, x: NDArray[np.float32], y: NDArray[np.uint8], classes: Sequence[str]
+) -> FittedEstimator:
+    """Fits one estimator for each label of images with any number of them (one versus rest)."""
+    fitted = [
+        fit_kind(name, x, y[:, k].astype(np.int64), (f"not {label}", label))
+        for k, label in enumerate(classes)
+    ]
+    scores = [one.cross_validation for one in fitted if one.cross_validation is not None]
+    return FittedEstimator(
+        estimator=[one.estimator for one in fitted],
+        parameters={"labels": len(classes)},
+        cross_validation=float(np.mean(scores)) if scores else None,
+        search_seconds=sum(one.search_seconds for one in fitted),
+        fit_seconds=sum(one.fit_seconds for one in fitted),
+    )
+
+
 def ignore_convergence_warnings() -> "warnings.catch_warnings[None]":
     """Ignores ConvergenceWarning: the solvers' iterations are limited on purpose."""
     from sklearn.exceptions import ConvergenceWarning

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import fit_temperature
+from vitrail.evaluation.multi_label import PlattScaling, exact_match, predict_labels
 from vitrail.heads.features import Examples, Features
 
 MIN_PROBABILITY = 1e-12  # probabilities are clipped here before their logarithm
@@ -29,7 +30,7 @@ class Head:
     """
 
     kind: str
-    estimator: Any  # fitted, with scikit-learn's interface
+    estimator: Any  # fitted, with scikit-learn's interface; multi-label: a list, one per label
     classes: tuple[str, ...]
     features: Features
     width: int  # number of features
@@ -37,6 +38,7 @@ class Head:
     preprocess: Mapping[str, Any]  # preprocessing of that model
     data: Mapping[str, Any] = field(default_factory=dict)  # name, source, columns, fingerprint
     temperature: float | None = None  # fitted on validation images; None if there are none
+    labelling: Mapping[str, Any] | None = None  # multi-label: thresholds, slopes and intercepts
 
     def __repr__(self) -> str:
         names = ", ".join(self.classes[:3]) + (", ..." if len(self.classes) > 3 else "")
@@ -49,20 +51,32 @@ class Head:
     def logits(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits (images, classes) of features (images, width).
 
-        Their softmax is the estimator's `predict_proba`. An estimator without probabilities gives
-        its decision function, divided by the temperature.
+        Their softmax is the estimator's `predict_proba`, multi-label their sigmoids. An estimator
+        without probabilities gives its decision function, divided by the temperature.
         """
         if x.ndim != 2 or x.shape[1] != self.width:
             raise UserError(
                 f"the features have shape {x.shape}; this head expects (images, {self.width})"
             )
+        if isinstance(self.estimator, list):
+            pairs = [score_all_classes(one, x, 2) for one in self.estimator]
+            return np.stack([pair[:, 1] - pair[:, 0] for pair in pairs], axis=1).astype(np.float32)
         scores = score_all_classes(self.estimator, x, len(self.classes))
         if not has_probabilities(self.estimator):
             scores = scores / (self.temperature or 1.0)
         return scores.astype(np.float32)
 
     def accuracy(self, examples: Examples) -> float:
-        return float((self.logits(examples.x).argmax(axis=1) == examples.y).mean())
+        """Multi-label: the fraction of images all of whose labels are right."""
+        logits = self.logits(examples.x)
+        if self.labelling is None:
+            return float((logits.argmax(axis=1) == examples.y).mean())
+        scaling = PlattScaling(
+            slopes=tuple(self.labelling["slopes"]), intercepts=tuple(self.labelling["intercepts"])
+        )
+        probabilities = scaling.probabilities(torch.from_numpy(logits))
+        predicted = predict_labels(probabilities, tuple(self.labelling["thresholds"]))
+        return exact_match(predicted, torch.from_numpy(examples.y))
 
 
 def has_probabilities(estimator: Any) -> bool:

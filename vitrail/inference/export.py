@@ -122,6 +122,7 @@ def export_classifier(
     name = name or name_model(source or classifier.metadata.name or "model")
     to, target = choose_target(out, to, name)
     images, labels = choose_proof_images(classifier, data, count_images(settings)) or (None, None)
+    labelling = classifier.predictor.multi_label
     return export_model(
         classifier.model,
         target,
@@ -130,6 +131,7 @@ def export_classifier(
         metadata=classifier.metadata.document,
         images=images,
         labels=labels,
+        rule=None if labelling is None else np.array(labelling.rule()),
         source=source,
         to=to,
         name=name,
@@ -238,7 +240,7 @@ def read_images(source: Source, items: list[int], preprocess: Preprocess) -> Pro
                 broken += 1
             else:
                 images.append(resize_and_crop(preprocess, pixels).transpose(2, 0, 1))
-                labels.append(int(source.labels[item]))
+                labels.append(source.labels[item])
             advance(1)
     if broken:
         log.warning(f"skipped {format_count(broken, 'image')} of {source.name}: unreadable")

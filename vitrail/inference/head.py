@@ -1,6 +1,7 @@
 """A scikit-learn classifier on the frozen features of a model: fitted, used and saved."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -8,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.arguments import check_arguments
-from vitrail.data.config import Columns, Preprocess
+from vitrail.data.config import Columns, LabelKind, Preprocess
 from vitrail.data.open import make_columns, open_data, resolve_data
-from vitrail.data.source import SPLITS, Source, fingerprint
+from vitrail.data.source import SPLITS, Source, fingerprint, is_multi_label
 from vitrail.decoding import decode_table
 from vitrail.errors import UserError
 from vitrail.heads.features import (
@@ -25,13 +26,14 @@ from vitrail.heads.fit import ignore_convergence_warnings
 from vitrail.heads.head import Head, fit_head_temperature, has_probabilities
 from vitrail.heads.kinds import require_sklearn
 from vitrail.inference.classifier import Classifier
+from vitrail.inference.multi_label_evaluation import fit_labelling
 from vitrail.inference.prediction import ImageInput, Prediction, as_images, is_single_image
 from vitrail.inference.torch_predictor import TorchPredictor
 from vitrail.model.vit import ViT
 from vitrail.training.device import pick_device
 from vitrail.zoo import load as zoo
 from vitrail.zoo.load import log_weight_changes
-from vitrail.zoo.metadata import TrainingData
+from vitrail.zoo.metadata import MultiLabel, TrainingData
 from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
@@ -111,17 +113,25 @@ class FeatureClassifier:
             device=self.device,
             # logits of heads without probabilities are already divided by the temperature
             temperature=head.temperature if has_probabilities(head.estimator) else 1.0,
+            multi_label=None
+            if head.labelling is None
+            else decode_table(MultiLabel, head.labelling, "labelling"),
             training_data=decode_table(TrainingData, head.data, "data"),
         )
 
     def fit(
-        self, data: str | Path | Source, *, columns: Mapping[str, str] | None = None
+        self,
+        data: str | Path | Source,
+        *,
+        columns: Mapping[str, str] | None = None,
+        labels: LabelKind | None = None,
     ) -> "FeatureClassifier":
         """Fits the estimator on the training images of `data`, whose classes become the head's.
 
         Args:
             data: folder, table, shards, built-in name, or what `vitrail.open_data` returned
             columns: the columns of a table, such as {"label": "species"}
+            labels: "multi" if an image may have any number of labels: one estimator for each
 
         >>> from sklearn.neighbors import NearestCentroid
         >>> vitrail.head("runs/digits-1", NearestCentroid()).fit("digits").score("digits") > 0.5
@@ -129,12 +139,15 @@ class FeatureClassifier:
         """
         from sklearn.base import clone
 
-        source, names = open_training_data(data, columns)
+        source, names = open_training_data(data, columns, labels)
         train, val = (self.extractor.extract_split(source, split) for split in SPLITS[:2])
         with ignore_convergence_warnings():
-            fitted = clone(self.estimator).fit(train.x, train.y)
-        origin = describe_head_data(source, data, names)
-        self.head = make_head(self.extractor, type(fitted).__name__, fitted, source, origin, val)
+            if is_multi_label(source):
+                fitted = [clone(self.estimator).fit(train.x, column) for column in train.y.T]
+            else:
+                fitted = clone(self.estimator).fit(train.x, train.y)
+        origin, kind = describe_head_data(source, data, names), type(self.estimator).__name__
+        self.head = make_head(self.extractor, kind, fitted, source, origin, val)
         return self
 
     # a path is an Iterable[str] for the type checker, and yet one image
@@ -346,7 +359,7 @@ def make_head(
     held_out: Examples,
 ) -> Head:
     """A fitted estimator with all that is needed to use it again."""
-    return Head(
+    head = Head(
         kind=kind,
         estimator=fitted,
         classes=tuple(source.classes),
@@ -355,15 +368,25 @@ def make_head(
         weights_hash=hash_weights(extractor.model),
         preprocess=extractor.preprocess.to_dict(),
         data=data,
-        temperature=fit_head_temperature(fitted, len(source.classes), held_out),
     )
+    if not is_multi_label(source):
+        return replace(
+            head, temperature=fit_head_temperature(fitted, len(source.classes), held_out)
+        )
+    labelling = MultiLabel.plain(len(source.classes))
+    if len(held_out):
+        logits = torch.from_numpy(head.logits(held_out.x))
+        labelling = fit_labelling(logits, torch.from_numpy(held_out.y))
+    return replace(head, labelling=asdict(labelling))
 
 
 def open_training_data(
-    data: str | Path | Source, columns: Mapping[str, str] | None
+    data: str | Path | Source, columns: Mapping[str, str] | None, labels: LabelKind | None
 ) -> tuple[Source, Columns]:
     names = make_columns(columns)
-    source = open_data(data, columns=names) if isinstance(data, str | Path) else data
+    if not isinstance(data, str | Path):
+        return data, names
+    source = open_data(data, columns=names, labels=labels)
     return source, names
 
 

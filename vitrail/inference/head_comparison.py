@@ -10,7 +10,8 @@ from typing import Any
 
 from vitrail import files
 from vitrail.arguments import check_arguments
-from vitrail.data.source import SPLITS, Split
+from vitrail.data.config import LabelKind
+from vitrail.data.source import SPLITS, Split, is_multi_label
 from vitrail.data.sources.places import check_output_path
 from vitrail.display.progress import progress_bar
 from vitrail.display.text import format_accuracy, format_percent
@@ -19,7 +20,7 @@ from vitrail.evaluation.metrics import wilson_interval
 from vitrail.heads import few_shot
 from vitrail.heads.features import Examples, FeatureKind, hash_weights
 from vitrail.heads.file import HEAD_FILE, read_head_file, serialise_head, write_head_file
-from vitrail.heads.fit import FittedEstimator, fit_kind
+from vitrail.heads.fit import FittedEstimator, fit_kind, fit_labels
 from vitrail.heads.head import Head
 from vitrail.heads.kinds import find_kind, require_sklearn
 from vitrail.inference.classifier import Classifier
@@ -151,6 +152,7 @@ def compare_heads(
     preprocess: Normalisation | None = None,
     vit: Mapping[str, Any] | None = None,
     columns: Mapping[str, str] | None = None,
+    labels: LabelKind | None = None,
 ) -> HeadComparison:
     """Fits several kinds of heads on frozen features, and evaluates them on test images.
 
@@ -176,6 +178,8 @@ def compare_heads(
         vit: settings that the file does not contain, or to adapt the model to, such as
             {"image": 384}
         columns: the columns of a table, such as {"label": "species"}
+        labels: "multi" if an image may have any number of labels: a head has one estimator for
+            each, and its accuracy counts images all of whose labels are right
 
     >>> vitrail.compare_heads("runs/digits-1", "digits", kinds=["nearest-mean"])
     HeadComparison on ... images (test)
@@ -185,7 +189,9 @@ def compare_heads(
     extractor, chosen = make_extractor(
         model, features, layers, batch, device, skip_broken, preprocess, vit
     )
-    source, names = open_training_data(data, columns)
+    source, names = open_training_data(data, columns, labels)
+    if is_multi_label(source) and shots:
+        raise UserError("`shots` needs one label per image; omit it")
     path = None if out is None else files.expand_user(out)
     if path is not None:
         check_output_path(source, path, "out")
@@ -201,7 +207,8 @@ def compare_heads(
     results = []
     with progress_bar("fitting heads", len(kinds)) as advance:
         for kind in kinds:
-            fitted = fit_kind(kind, train.x, train.y, source.classes)
+            fit = fit_labels if is_multi_label(source) else fit_kind
+            fitted = fit(kind, train.x, train.y, source.classes)
             one = make_head(extractor, kind, fitted.estimator, source, origin, val)
             scores = tuple(
                 few_shot.evaluate_few_shot(kind, train, held_out, count, source.classes)

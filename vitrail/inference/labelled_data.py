@@ -10,7 +10,7 @@ import numpy as np
 from vitrail.data.config import Columns, LabelKind
 from vitrail.data.open import (
     DEFAULT_COLUMNS,
-    TABLE_SUFFIXES,
+    has_columns,
     make_columns,
     open_data,
     resolve_data,
@@ -73,8 +73,9 @@ def open_with_classes(
             )
         return data, checksum is not None and fingerprint(data) == checksum
     names = DEFAULT_COLUMNS
-    if columns or Path(data).suffix.lower() in TABLE_SUFFIXES:
-        names = make_columns({**trained.columns, **(columns or {})})
+    wanted = make_columns({**trained.columns, **(columns or {})})
+    if columns or (wanted != DEFAULT_COLUMNS and has_columns(data, wanted)):
+        names = wanted
     is_training_data = trained.source == resolve_data(data)
     labels: LabelKind | None = "multi" if predictor.multi_label is not None else None
     source = open_data(

@@ -290,6 +290,11 @@ def _encode_labels(y: Any, count: int) -> tuple[NDArray[Any], NDArray[np.int64]]
     """The distinct labels, and the index of each sample's label among them."""
     if y is None:
         raise UserError("ViTClassifier requires y to be passed, but the target y is None")
+    if np.ndim(y) == 2 and np.shape(y)[1] > 1:
+        raise UserError(
+            "y has several columns; ViTClassifier learns one label per image: for several, train "
+            "on a table with `vitrail.train(table, settings={'data': {'labels': 'multi'}})`"
+        )
     y = column_or_1d(y, warn=True)
     check_classification_targets(y)
     if len(y) != count:

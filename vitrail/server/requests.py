@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from vitrail.data.image import detect_format
+from vitrail.data.image import READABLE, can_decode, detect_format
 from vitrail.display.text import printable
 from vitrail.errors import TooLarge, UserError
 from vitrail.server.config import MAX_IMAGES, ServeConfig
@@ -106,9 +106,10 @@ def decode_base64(item: object) -> bytes | UserError:
 
 def check_image(body: bytes) -> None:
     """Refuses what is not an image before it is queued."""
-    if detect_format(body) is None:
-        kind = "HEIC, AVIF or video" if body[4:8] == b"ftyp" else "not an image"
-        raise HttpError(415, f"{kind}; send JPEG, PNG, WebP, GIF, BMP, TIFF or .npy")
+    format = detect_format(body)
+    if not can_decode(format):
+        kind = format or ("a video" if body[4:8] == b"ftyp" else "not an image")
+        raise HttpError(415, f"{kind}; send {READABLE}")
 
 
 def image_error(error: Exception) -> HttpError:

@@ -72,6 +72,12 @@ class MultiLabel:
         if len(counts) > 1 or not all(map(math.isfinite, numbers)):
             raise UserError("multi_label needs a threshold, slope and intercept for each class")
 
+    def rule(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Slope and offset of each class: its label is predicted if slope * logit + offset >= 0."""
+        inside = [min(max(threshold, 1e-12), 1 - 1e-12) for threshold in self.thresholds]
+        limits = [math.log(p / (1 - p)) for p in inside]
+        return self.slopes, tuple(b - c for b, c in zip(self.intercepts, limits, strict=True))
+
     @classmethod
     def plain(cls, classes: int) -> "MultiLabel":
         """Plain sigmoids, and labels from a probability of 0.5."""

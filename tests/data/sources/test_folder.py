@@ -8,7 +8,8 @@ from PIL import Image
 
 from tests.data.samples import class_folders, encoded, write
 from vitrail.data.open import open_data
-from vitrail.data.sources.folder import Folder, find_split_folders
+from vitrail.data.sources.folder import find_split_folders
+from vitrail.data.sources.tree import Folder
 from vitrail.errors import UserError
 
 
@@ -170,9 +171,9 @@ def test_an_empty_folder_is_an_error(tmp_path):
 
 def test_a_folder_of_other_files_says_what_it_found(tmp_path):
     (tmp_path / "x" / "cat").mkdir(parents=True)
-    (tmp_path / "x" / "cat" / "1.heic").touch()
+    (tmp_path / "x" / "cat" / "1.psd").touch()
     with pytest.raises(
-        UserError, match=r"1 other file, such as cat/1.heic: does not have the extension"
+        UserError, match=r"1 other file, such as cat/1.psd: does not have the extension"
     ):
         open_data(tmp_path / "x")
 

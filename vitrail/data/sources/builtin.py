@@ -27,9 +27,10 @@ from vitrail.data.sources.catalogue import (
     required_files,
 )
 from vitrail.data.sources.download import download_file, lock_downloads
-from vitrail.data.sources.folder import FileSource, merge_folders, scan_folders
+from vitrail.data.sources.folder import FileSource, merge_folders
 from vitrail.data.sources.names import PackedNames, match_labels
 from vitrail.data.sources.places import data_folder
+from vitrail.data.sources.tree import scan_folders
 from vitrail.data.split import assign_splits
 from vitrail.errors import UserError
 

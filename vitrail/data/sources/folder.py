@@ -1,14 +1,12 @@
 """A folder of class folders, with or without `train/ val/ test/` above them.
 
-Skips hidden files and folders, and those that operating systems create (`Thumbs.db`). Folders
-inside a class folder belong to the class. Does not follow links to folders, which could form a
-loop, nor links to files outside; `ignored` lists every file that was left out, with the reason.
+Folders inside a class folder belong to the class. `ignored` lists every file that was left out,
+with the reason.
 """
 
 import os
-import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.config import LabelKind
-from vitrail.data.image import SUFFIXES, read_file
+from vitrail.data.image import READABLE, read_file
 from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.source import Item
+from vitrail.data.sources.archive import read_member
 from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
-from vitrail.data.sources.places import modification_time
+from vitrail.data.sources.tree import Folder, Tree
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
 
-# Created by Windows, macOS and Synology: hidden there, but without a leading dot.
-SYSTEM_FILES = {"thumbs.db", "desktop.ini", "__macosx", "@eadir"}
-
 
 @dataclass(frozen=True, eq=False)
 class FileSource:
-    """Image files and their labels, from a folder or a table."""
+    """Image files and their labels, from a folder, a table or a zip."""
 
     name: str
-    path: Path  # the folder or table
+    path: Path  # the folder, table or zip
     root: Path  # `ids` are paths from here
     classes: tuple[str, ...]
     labels: NDArray[Any]  # class indices; multi-label: (images, classes) of 0 and 1
@@ -43,6 +39,7 @@ class FileSource:
     sizes: NDArray[np.int64]
     mtimes: NDArray[np.int64]
     ignored: dict[str, str]
+    members: NDArray[np.int64] | None = None  # in a zip: where each image is (`read_member`)
     contents: ContentBuffer = field(default_factory=ContentBuffer, repr=False)
 
     def __len__(self) -> int:
@@ -50,13 +47,16 @@ class FileSource:
 
     def __getitem__(self, index: int) -> Item:
         name = self.ids[index]
-        path = os.path.join(self.root, name)
+        path = os.path.join(self.root, name) if self.members is None else str(self.path)
         content = self.contents.read(index, path, lambda: self._read(index, path))
         suffix = os.path.splitext(name)[1].lower()
         return Item(content, self.labels[index], name, suffix)
 
     def _read(self, index: int, path: str) -> bytes:
-        content, size = read_file(path), int(self.sizes[index])
+        size = int(self.sizes[index])
+        if self.members is not None:
+            return read_member(self.path, size, self.members[index])
+        content = read_file(path)
         if len(content) != size:
             raise UserError(
                 f"changed since it was listed: it has {len(content)} bytes, expected {size}"
@@ -64,18 +64,8 @@ class FileSource:
         return content
 
 
-@dataclass
-class Folder:
-    """One folder below the root, with the images directly inside."""
-
-    parts: tuple[str, ...]  # its path below the root
-    names: list[str] = field(default_factory=list)  # paths of the images below the root
-    sizes: list[int] = field(default_factory=list)
-    mtimes: list[int] = field(default_factory=list)
-
-
 def open_folder(
-    path: Path,
+    tree: Tree,
     *,
     classes: Sequence[str] | None,
     labels: LabelKind | None = None,
@@ -83,8 +73,8 @@ def open_folder(
     progress: bool,
 ) -> FileSource:
     """All images below class folders; the names of these folders are the classes."""
-    ignored: dict[str, str] = {}
-    folders = list(scan_folders(path, ignored))
+    path, ignored = tree.path, dict[str, str]()
+    folders = list(tree.scan(ignored))
     if not any(folder.names for folder in folders):
         raise UserError(describe_no_images(path, ignored))
     split_folders = find_split_folders(folders)
@@ -101,15 +91,17 @@ def open_folder(
             f"put the images of each class into a folder of their own, or list them in a table"
         )
     where = {name: f"folder {'/'.join(folder.parts)}" for folder, _, name in used}
-    if split and len(where) == 1:
+    if len(where) == 1 and (split or not are_known(where, classes)):
         if (inner := find_inner_folder(folders)) is not None:
             return open_folder(
-                path / inner, classes=classes, labels=labels, split=split, progress=progress
+                tree.enter(inner), classes=classes, labels=labels, split=split, progress=progress
             )
-        raise UserError(describe_single_class(path, folders, next(iter(where))))
+        if split:
+            raise UserError(describe_single_class(path, folders, next(iter(where))))
     names, index = match_labels(where, classes)
     parts = [(folder, part_split, index[name]) for folder, part_split, name in used]
-    source = merge_folders(path, path.resolve().name or "data", names, parts, ignored)
+    source = merge_folders(path, tree.name, names, parts, ignored)
+    source = replace(source, members=tree.locate(source.ids))
     if labels == "multi":
         from vitrail.data.sources.multi_label import merge_copies
 
@@ -140,76 +132,6 @@ def merge_folders(
     )
 
 
-def scan_folders(
-    root: Path, ignored: dict[str, str], start: tuple[str, ...] = ()
-) -> Iterator[Folder]:
-    """Every visible folder below `start`, sorted by name; adds other files to `ignored`."""
-    real_root = os.path.realpath(root)
-    queue = [start]
-    while queue:
-        folder = Folder(queue.pop())
-        subfolders = []
-        for entry in list_visible(root, folder.parts):
-            name = "/".join([*folder.parts, entry.name])
-            if entry.is_dir(follow_symlinks=False):
-                subfolders.append((*folder.parts, entry.name))
-            elif why := reason_to_ignore(entry, real_root):
-                ignored[name] = why
-            elif status := stat_entry(entry):
-                folder.names.append(name)
-                folder.sizes.append(status.st_size)
-                folder.mtimes.append(modification_time(status))
-            else:
-                ignored[name] = "deleted while the folder was read"
-        queue += reversed(subfolders)
-        yield folder
-
-
-def list_visible(root: Path, parts: tuple[str, ...]) -> list[os.DirEntry[str]]:
-    """The entries of a folder that are not hidden, sorted."""
-    path = os.path.join(root, *parts)
-    try:
-        with os.scandir(path) as entries:
-            visible = [entry for entry in entries if not is_hidden(entry.name)]
-    except OSError as error:
-        raise UserError(f"cannot list {path}: {error.strerror}") from error
-    return sorted(visible, key=lambda entry: entry.name)
-
-
-def is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.casefold() in SYSTEM_FILES
-
-
-def stat_entry(entry: os.DirEntry[str]) -> os.stat_result | None:
-    try:
-        return entry.stat()
-    except OSError:
-        return None
-
-
-def reason_to_ignore(entry: os.DirEntry[str], real_root: str) -> str | None:
-    """Why a file does not belong to the data set; None if it does."""
-    if entry.is_symlink():
-        try:
-            mode = os.stat(entry.path).st_mode
-        except OSError:
-            return "a broken link"
-        if stat.S_ISDIR(mode):
-            return "a link to a folder, which is not followed"
-        if not is_inside(os.path.realpath(entry.path), real_root):
-            return "a link to a file outside the folder"
-    if not entry.is_file():
-        return "not a regular file"
-    if os.path.splitext(entry.name)[1].lower() not in SUFFIXES:
-        return "does not have the extension of an image"
-    return None
-
-
-def is_inside(path: str, folder: str) -> bool:
-    """Whether a path is below a folder; both must be real paths."""
-    return path.startswith(folder.rstrip(os.sep) + os.sep)
-
-
 def find_split_folders(folders: list[Folder]) -> dict[str, str]:
     """The split of each top-level folder that is a split and not a class.
 
@@ -234,6 +156,15 @@ def split_and_class(folder: Folder, split_folders: dict[str, str]) -> tuple[str,
     return split_folders[folder.parts[0]], folder.parts[1]
 
 
+def are_known(labels: Mapping[str, str], classes: Sequence[str] | None) -> bool:
+    """Whether these are labels of a model with these classes."""
+    try:
+        match_labels(labels, classes)
+    except UserError:
+        return False
+    return True
+
+
 def find_inner_folder(folders: list[Folder]) -> str | None:
     """The only folder below the root, if it holds class folders and no images of its own."""
     used = [folder.parts for folder in folders if folder.names]
@@ -255,5 +186,4 @@ def describe_no_images(path: Path, ignored: dict[str, str]) -> str:
     if ignored:
         name, why = next(iter(ignored.items()))
         hint = f" ({format_count(len(ignored), 'other file')}, such as {name}: {why})"
-    formats = "JPEG, PNG, WebP, GIF, BMP, TIFF or .npy"
-    return f"no images in {path}{hint}; expected a folder of {formats} files for each class"
+    return f"no images in {path}{hint}; expected a folder of {READABLE} files for each class"

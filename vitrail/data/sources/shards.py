@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from vitrail.data.image import MAX_BYTES, SUFFIXES, check_file_size, read_error
 from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.source import Item
-from vitrail.data.sources.folder import is_hidden, scan_folders
 from vitrail.data.sources.index_cache import load_arrays, save_arrays
 from vitrail.data.sources.names import PackedNames, make_unique, match_labels, normalise_name
 from vitrail.data.sources.places import modification_time
+from vitrail.data.sources.tree import is_hidden, scan_folders
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.progress import progress_bar
 from vitrail.errors import UserError

@@ -1,13 +1,17 @@
-"""A table of images: CSV, TSV or JSON lines with a path, a label and optionally a split.
+"""Tables of images: CSV, TSV or JSON lines with a path, a label and optionally a split.
 
-Paths are relative to the folder of the table and must stay inside it, also through links.
+Paths are relative to the folder of the table and must stay inside it, also through links. Where
+there is no such file, they are relative to a folder with the name of the table, as in Kaggle's
+`train.csv` beside `train/`, and may lack the extension.
 """
 
 import csv
+import io
 import json
 import os
-import stat
+import posixpath
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.config import Columns, LabelKind
-from vitrail.data.sources.folder import FileSource, is_inside
+from vitrail.data.image import SUFFIXES
+from vitrail.data.sources.folder import FileSource
 from vitrail.data.sources.multi_label import (
     LabelCells,
     check_single_labels,
@@ -23,52 +28,76 @@ from vitrail.data.sources.multi_label import (
     looks_binary,
 )
 from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
-from vitrail.data.sources.places import modification_time
+from vitrail.data.sources.tree import File, FolderTree, MissingFile, Tree
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.errors import UserError
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
+# Where the column of paths has no other name given: Hugging Face's name, then Kaggle's.
+PATH_COLUMNS = ("path", "file_name", "filename", "image_id", "image", "id")
 
 
-def open_table(
-    path: Path,
+@dataclass(frozen=True)
+class Table:
+    """A table in a tree of files."""
+
+    name: str  # its path; paths in its cells are relative to its folder
+    split: str = ""  # of all rows; "" if the rows say
+    by_folder: bool = False  # the first folder of a path may be a split: `train/cat1.jpg`
+
+
+def open_table(path: Path, **settings: Any) -> FileSource:
+    """All rows of a table on disk."""
+    tree = FolderTree(path.parent)
+    tree.name = path.stem
+    return open_tables(tree, [Table(path.name)], path=path.absolute(), **settings)
+
+
+def open_tables(
+    tree: Tree,
+    tables: Sequence[Table],
     *,
+    path: Path | None = None,
     columns: Columns,
     classes: Sequence[str] | None,
     labels: LabelKind | None,
     split: bool,
     progress: bool,
 ) -> FileSource:
-    """All rows of a table; their labels are the classes, unless classes are given."""
-    path = path.absolute()
+    """All rows of the tables; their labels are the classes, unless classes are given."""
     multi = labels == "multi"
-    reader = TableReader(path.parent, LabelCells(columns.separator) if multi else None)
-    for row, cells in read_rows(path, columns, multi):
-        try:
-            reader.add(row, *cells)
-        except UserError as error:
-            raise UserError(f"{path.name}, row {row}: {error}") from error
+    reader = TableReader(tree, LabelCells(columns.separator) if multi else None)
+    for table in tables:
+        for row, cells in read_rows(tree, table.name, columns, multi):
+            try:
+                reader.add(table, row, *cells)
+            except UserError as error:
+                raise UserError(f"{table.name}, row {row}: {error}") from error
+    title = " or ".join(table.name for table in tables)
     if not reader.paths:
-        raise UserError(f"{path} has no rows; expected a path and a label in each row")
+        where = tree.path / title
+        raise UserError(f"{where} has no rows; expected a path and a label in each row")
     if "" in reader.splits and any(reader.splits):
         row = list(reader.paths.values())[reader.splits.index("")]
-        raise UserError(f"{path.name}, row {row}: the split is missing, but other rows have one")
+        raise UserError(f"{title}, row {row}: the split is missing, but other rows have one")
     try:
-        names, numbers = reader.encode_labels(path.name, classes, sure=labels is not None)
+        names, numbers = reader.encode_labels(title, classes, sure=labels is not None)
     except UserError as error:
-        known = str(error).startswith(path.name)
-        raise UserError(str(error) if known else f"{path.name}, {error}") from error
+        known = str(error).startswith(title)
+        raise UserError(str(error) if known else f"{title}, {error}") from error
+    ids = PackedNames(reader.paths)
     source = FileSource(
-        name=path.stem,
-        path=path,
-        root=path.parent,
+        name=tree.name,
+        path=path or tree.path,
+        root=tree.path,
         classes=names,
         labels=numbers,
         splits=np.array(reader.splits, "<U5"),
-        ids=PackedNames(reader.paths),
+        ids=ids,
         sizes=np.array(reader.sizes, np.int64),
         mtimes=np.array(reader.mtimes, np.int64),
         ignored={},
+        members=tree.locate(ids),
     )
     return assign_splits(source, split=split, progress=progress)
 
@@ -76,11 +105,11 @@ def open_table(
 class TableReader:
     """Collects rows and checks each of them."""
 
-    def __init__(self, root: Path, cells: LabelCells | None):
-        self.root = os.path.realpath(root)  # resolved, for comparisons
+    def __init__(self, tree: Tree, cells: LabelCells | None):
+        self.tree = tree
         self.cells = cells  # of a multi-label table
         self.class_columns: list[str] = []  # of a table with a column of 0 and 1 for each class
-        self.real_folders: dict[str, str] = {}  # the real path of each folder
+        self.stems: dict[str, dict[str, list[str]]] = {}  # images without extension, by folder
         self.paths: dict[str, int] = {}  # the row of each path
         self.first_rows: dict[str, int] = {}  # the first row of each label
         self.labels: list[str] = []
@@ -88,8 +117,8 @@ class TableReader:
         self.sizes: list[int] = []
         self.mtimes: list[int] = []
 
-    def add(self, row: int, path: object, label: object, split: object) -> None:
-        name = self.add_path(path)
+    def add(self, table: Table, row: int, path: object, label: object, split: object) -> None:
+        name = self.add_path(table, path)
         if name in self.paths:
             raise UserError(f"{name} is already in row {self.paths[name]}; remove one of the rows")
         self.paths[name] = row
@@ -100,7 +129,10 @@ class TableReader:
         else:
             self.labels.append(parse_label(label))
             self.first_rows.setdefault(self.labels[-1], row)
-        self.splits.append(parse_split(split))
+        given = parse_split(split) or table.split
+        if not given and table.by_folder:
+            given = SPLIT_ALIASES.get(name.partition("/")[0].casefold(), "")
+        self.splits.append(given)
 
     def encode_labels(
         self, table: str, classes: Sequence[str] | None, sure: bool
@@ -122,35 +154,48 @@ class TableReader:
                 where.setdefault(label, f"{table}, row {row}")
         return encode_labels(rows, where, classes)
 
-    def add_path(self, path: object) -> str:
+    def add_path(self, table: Table, path: object) -> str:
         """Checks that the path is a regular file below the root; returns its relative path."""
         if not isinstance(path, str) or not path:
             raise UserError("the path is missing")
         if not is_valid_path(path):
             raise UserError(f"{path!r} is not a valid path")
-        full = os.path.normpath(os.path.join(self.root, path))
-        if not is_inside(full, self.root):
-            raise UserError(
-                f"{path} is outside the folder of the table; move the table to a parent folder"
-            )
-        folder = os.path.dirname(full)
-        if folder not in self.real_folders:
-            self.real_folders[folder] = os.path.realpath(folder)
-        try:
-            status = os.lstat(full)
-            if stat.S_ISLNK(status.st_mode):
-                status, real = os.stat(full), os.path.realpath(full)
-            else:
-                real = os.path.join(self.real_folders[folder], os.path.basename(full))
-        except OSError as error:
-            raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-        if not is_inside(real, self.root):
-            raise UserError(f"{path} is a link to a file outside the folder of the table")
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path} is not a regular file")
-        self.sizes.append(status.st_size)
-        self.mtimes.append(modification_time(status))
-        return full[len(self.root.rstrip(os.sep)) + 1 :].replace(os.sep, "/")
+        file = self.find_file(table, path)
+        self.sizes.append(file.size)
+        self.mtimes.append(file.mtime)
+        return file.name
+
+    def find_file(self, table: Table, path: str) -> File:
+        """The file that a cell names, beside the table or in the folder of the table's name."""
+        beside = posixpath.dirname(table.name)
+        folders = (beside, posixpath.splitext(table.name)[0])
+        missing: list[MissingFile] = []
+        for folder in folders:
+            try:
+                return self.tree.find(posixpath.join(folder, path))
+            except MissingFile as error:
+                missing.append(error)
+        for folder in folders:
+            found = self.find_stem(posixpath.join(folder, path))
+            if len(found) > 1:
+                raise UserError(f"{path} is {' and '.join(found)}; write the extension")
+            if found:
+                return self.tree.find(found[0])
+        raise missing[0]
+
+    def find_stem(self, path: str) -> list[str]:
+        """The images whose path without extension this is."""
+        folder, stem = posixpath.split(path)
+        if folder not in self.stems:
+            try:
+                names = self.tree.list_names(folder)
+            except MissingFile:
+                names = []
+            stems = self.stems[folder] = {}
+            for name in names:
+                if posixpath.splitext(name)[1].lower() in SUFFIXES:
+                    stems.setdefault(posixpath.splitext(name)[0], []).append(name)
+        return [posixpath.join(folder, name) for name in self.stems[folder].get(stem, [])]
 
 
 def is_valid_path(path: str) -> bool:
@@ -188,10 +233,11 @@ def parse_split(split: object) -> str:
 Cells = tuple[object, object, object]  # path, label, split
 
 
-def read_rows(path: Path, columns: Columns, multi: bool) -> Iterator[tuple[int, Cells]]:
+def read_rows(tree: Tree, name: str, columns: Columns, multi: bool) -> Iterator[tuple[int, Cells]]:
     """The cells of each row, and its number as a spreadsheet or an editor shows it."""
+    path = tree.path / name
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(tree.open_file(name), encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".jsonl":
                 yield from read_jsonl_rows(file, path, columns, multi)
             else:
@@ -207,10 +253,32 @@ def read_rows(path: Path, columns: Columns, multi: bool) -> Iterator[tuple[int, 
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
+def read_header(tree: Tree, name: str) -> list[str]:
+    """The names of a table's columns; of JSON lines, those of the first one."""
+    path = tree.path / name
+    try:
+        with io.TextIOWrapper(tree.open_file(name), encoding="utf-8-sig", newline="") as file:
+            if path.suffix.lower() == ".jsonl":
+                return list(next(iterate_objects(file, path), (0, {}))[1])
+            return next(csv.reader(file, delimiter=SEPARATORS[path.suffix.lower()]), [])
+    except (OSError, csv.Error, UnicodeDecodeError):
+        return []  # `read_rows` says what is wrong
+
+
+def choose_path_column(columns: Columns, header: Sequence[str]) -> Columns:
+    """The columns with a usual name for the paths, if the table has no column `path`."""
+    if columns.path != PATH_COLUMNS[0]:
+        return columns
+    usual = {name.casefold(): name for name in header if name not in (columns.label, columns.split)}
+    found = next((usual[name] for name in PATH_COLUMNS if name in usual), columns.path)
+    return replace(columns, path=columns.path if columns.path in header else found)
+
+
 def read_csv_rows(
     reader: Iterator[list[str]], path: Path, columns: Columns, multi: bool
 ) -> Iterator[tuple[int, Cells]]:
     header = [name.strip() for name in next(reader, [])]
+    columns = choose_path_column(columns, header)
     others = [name for name in header if name not in (columns.path, columns.split or "split")]
     by_class = columns.label not in header
     position = {name: number for number, name in enumerate(header)}
@@ -243,17 +311,9 @@ def read_jsonl_rows(
     lines: Iterator[str], path: Path, columns: Columns, multi: bool
 ) -> Iterator[tuple[int, Cells]]:
     by_class: bool | None = None  # whether each class has a column; the first row decides
-    for row, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path.name}, row {row}: not valid JSON: {error}") from error
-        if not isinstance(entry, dict):
-            raise UserError(
-                f'{path.name}, row {row}: expected an object such as {{"path": ..., "label": ...}}'
-            )
+    for row, entry in iterate_objects(lines, path):
+        if by_class is None:
+            columns = choose_path_column(columns, list(entry))
         keys = (columns.path, columns.split or "split")
         others = {name: value for name, value in entry.items() if name not in keys}
         if by_class is None:
@@ -267,6 +327,22 @@ def read_jsonl_rows(
             entry.get(columns.split or "split"),
         )
         yield row, cells
+
+
+def iterate_objects(lines: Iterator[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number of each line that is not empty, and its JSON object."""
+    for row, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path.name}, row {row}: not valid JSON: {error}") from error
+        if not isinstance(entry, dict):
+            raise UserError(
+                f'{path.name}, row {row}: expected an object such as {{"path": ..., "label": ...}}'
+            )
+        yield row, entry
 
 
 def check_columns(

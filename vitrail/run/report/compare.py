@@ -219,7 +219,9 @@ def measure_difference(record: Record, best: Record, comparisons: int) -> tuple[
     summary = f"{gap} {best.folder}"
     p, images, significant = None, 0, None
     mine, theirs = record.predictions, best.predictions
-    if mine is None or theirs is None:
+    if "multi" in (record.recipe.data.labels, best.recipe.data.labels):
+        detail = "exact match of several labels per image, whose difference is not tested"
+    elif mine is None or theirs is None:
         folder = (record if mine is None else best).folder
         detail = f"{folder} has no predictions; `vitrail report {folder}` creates them"
     elif checksum_test_images(record) != checksum_test_images(best):

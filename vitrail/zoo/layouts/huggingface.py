@@ -120,8 +120,8 @@ def finish_huggingface_mapping(
         return
     if needs_head:
         raise UserError(
-            f"{source} has a head that also reads the mean of the patches, which is not "
-            f"supported; load it without the head: `vit.head='none'`"
+            f"{source} is a Dinov2ForImageClassification, whose head also reads the mean of the "
+            f"patches, which is not supported; load it without the head: `vit.head='none'`"
         )
     del mapped.chunks["head.weight"], mapped.chunks["head.bias"]
     mapped.left_out.append("classifier: it also reads the mean of the patches")

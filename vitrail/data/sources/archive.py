@@ -1,0 +1,178 @@
+"""A zip of images, read in place: nothing is unpacked to disk, and hostile zips are refused.
+
+Refused as a whole: encrypted files, paths that lead outside, two files of one path, files that
+overlap and zip bombs. Every file is checked against its size and checksum when it is read.
+"""
+
+import io
+import posixpath
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.image import MAX_BYTES, SUFFIXES, check_file_size, read_error
+from vitrail.data.sources.index_cache import DAMAGED_ARCHIVE
+from vitrail.data.sources.places import modification_time
+from vitrail.data.sources.tree import File, Folder, MissingFile, is_hidden
+from vitrail.errors import UserError
+
+LOCAL_HEADER = 30  # bytes before the name and the extra field of a file
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+BOMB_BYTES, BOMB_RATIO = 2**30, 100  # of a zip bomb when unpacked, and to the size of the zip
+
+
+class ZipTree:
+    """The visible files of a zip, below a folder in it."""
+
+    def __init__(self, path: Path):
+        self.path, self.name, self.prefix = path.absolute(), path.stem, ""
+        self.entries = {
+            info.filename: info
+            for info in read_directory(self.path)
+            if not any(map(is_hidden, info.filename.rstrip("/").split("/")))
+        }
+        self.mtime = modification_time(path.stat())
+
+    def enter(self, folder: str) -> "ZipTree":
+        inner = ZipTree.__new__(ZipTree)
+        inner.path, inner.name, inner.mtime = self.path, self.name, self.mtime
+        inner.prefix = f"{self.prefix}{folder}/"
+        inner.entries = {
+            name.removeprefix(f"{folder}/"): info
+            for name, info in self.entries.items()
+            if name.startswith(f"{folder}/") and name != f"{folder}/"
+        }
+        return inner
+
+    def scan(self, ignored: dict[str, str]) -> Iterator[Folder]:
+        folders: dict[tuple[str, ...], Folder] = {(): Folder(())}
+        for name in sorted(self.entries):
+            info, parts = self.entries[name], tuple(name.rstrip("/").split("/"))
+            for depth in range(1, len(parts) + info.is_dir()):
+                folders.setdefault(parts[:depth], Folder(parts[:depth]))
+            if info.is_dir():
+                continue
+            if stat.S_ISLNK(info.external_attr >> 16):
+                ignored[name] = "a link, which is not followed in a zip"
+            elif posixpath.splitext(name)[1].lower() not in SUFFIXES:
+                ignored[name] = "does not have the extension of an image"
+            else:
+                folder = folders[parts[:-1]]
+                folder.names.append(name)
+                folder.sizes.append(info.file_size)
+                folder.mtimes.append(self.mtime)
+        return iter([folders[parts] for parts in sorted(folders)])
+
+    def list_names(self, folder: str = "") -> Sequence[str]:
+        start = f"{folder}/" if folder else ""
+        inside = (name[len(start) :] for name in self.entries if name.startswith(start))
+        return sorted({first + slash for first, slash, _ in (n.partition("/") for n in inside)})
+
+    def find(self, path: str) -> File:
+        name = posixpath.normpath(path)
+        if name.startswith(("/", "../")):
+            raise UserError(f"{path} is outside the folder of the table")
+        info = self.entries.get(name)
+        if info is None:
+            raise MissingFile(f"{path}: no such file in the zip")
+        if info.is_dir() or stat.S_ISLNK(info.external_attr >> 16):
+            raise UserError(f"{path} is not a regular file")
+        return File(name, info.file_size, self.mtime)
+
+    def open_file(self, name: str) -> BinaryIO:
+        size = self.entries[name].file_size
+        return io.BytesIO(read_member(self.path, size, locate_member(self.entries[name])))
+
+    def locate(self, names: Sequence[str]) -> NDArray[np.int64]:
+        return np.array([locate_member(self.entries[name]) for name in names], np.int64)
+
+
+def locate_member(info: zipfile.ZipInfo) -> tuple[int, int, int, int]:
+    """Where a zip has a file: offset, compressed size, method and checksum."""
+    return info.header_offset, info.compress_size, info.compress_type, info.CRC
+
+
+def read_directory(path: Path) -> list[zipfile.ZipInfo]:
+    """All entries of a zip, checked; reads no file in it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+        size = path.stat().st_size
+    except DAMAGED_ARCHIVE as error:
+        raise UserError(f"{path} is not a valid zip: {error}") from error
+    names: dict[str, zipfile.ZipInfo] = {}
+    for info in entries:
+        if problem := describe_problem(info, names):
+            raise UserError(f"{path} {problem}")
+        names[info.filename] = info
+    total = sum(info.file_size for info in entries)
+    if total > BOMB_BYTES and total > BOMB_RATIO * size:
+        raise UserError(
+            f"{path} looks like a zip bomb: {size / 2**20:.1f} MB would become "
+            f"{total / 2**30:.1f} GB; if it is not, unpack it and give the folder"
+        )
+    ends = 0
+    for info in sorted(entries, key=lambda info: info.header_offset):
+        if info.header_offset < ends:
+            raise UserError(
+                f"{path} looks like a zip bomb: {info.filename!r} overlaps another file"
+            )
+        ends = info.header_offset + LOCAL_HEADER + info.compress_size
+    return entries
+
+
+def describe_problem(info: zipfile.ZipInfo, names: Mapping[str, object]) -> str | None:
+    """Why a zip with this entry is refused; None if the entry is fine."""
+    name = info.filename
+    if info.flag_bits & 0x1:
+        return "is encrypted; unpack it and give the folder"
+    absolute = name.startswith("/") or name[1:2] == ":"
+    if absolute or "\\" in name or "\0" in info.orig_filename or ".." in name.split("/"):
+        return f"contains the path {info.orig_filename!r}, which is not below the zip; zip it again"
+    if name in names:
+        return f"contains {name!r} twice; zip it again"
+    if info.compress_type not in METHODS:
+        return f"is compressed by method {info.compress_type}; zip it again with deflate"
+    return None
+
+
+def read_member(path: Path, size: int, place: Sequence[int]) -> bytes:
+    """The content of a file in a zip; a `UserError` gives the reason without the file's name."""
+    offset, packed, method, checksum = map(int, place)
+    check_file_size(size, MAX_BYTES)
+    check_file_size(packed, MAX_BYTES)
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            header = file.read(LOCAL_HEADER)
+            if len(header) < LOCAL_HEADER or not header.startswith(b"PK\x03\x04"):
+                raise UserError("damaged, or the zip changed since it was listed")
+            file.seek(sum(struct.unpack("<HH", header[26:30])), 1)
+            content = file.read(packed)
+    except OSError as error:
+        raise read_error(error) from error
+    if len(content) < packed:
+        raise UserError("truncated")
+    if method == zipfile.ZIP_DEFLATED:
+        content = inflate(content, size)
+    if len(content) != size or zlib.crc32(content) != checksum:
+        raise UserError("damaged: the zip has another checksum for it")
+    return content
+
+
+def inflate(content: bytes, size: int) -> bytes:
+    """Decompresses no more than one byte beyond the declared size."""
+    try:
+        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, size + 1)
+    except zlib.error as error:
+        raise UserError(f"damaged: {error}") from error
+    if len(data) > size:
+        raise UserError(f"a zip bomb: it has more than the {size} bytes that the zip declares")
+    return data
