@@ -20,7 +20,10 @@ from vitrail.data.reading import cache
 from vitrail.data.sources import index_cache
 from vitrail.data.sources.shards import build_index
 from vitrail.errors import UserError
+from vitrail.heads.file import read_head_file
+from vitrail.inference.monitor import read_predictions
 from vitrail.run.recipe import read_recipe
+from vitrail.server.config import read_token
 from vitrail.tuning.plan import PLAN, read_plan
 from vitrail.tuning.space import parse_space, read_space
 from vitrail.tuning.study import check_journal
@@ -100,12 +103,22 @@ def test_a_space_that_is_not_a_table_is_one_line():
         parse_space(["train.lr"])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("read", [read_recipe, read_space])
+@pytest.mark.parametrize(
+    "read",
+    [read_recipe, read_space, vitrail.load, read_predictions, read_head_file, read_token],
+)
 def test_pipes_and_devices_are_not_read(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(UserError, match="not a regular file"):
             read(path)
+
+
+def test_a_shard_of_an_impossible_name_is_one_line(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"head.weight": "a\0b"}}))
+    with pytest.raises(UserError, match="not in the same folder"):
+        vitrail.load(index)
 
 
 def test_a_long_recipe_is_not_read_whole(tmp_path):

@@ -78,6 +78,15 @@ def read_regular(path: str | Path, limit: int = MAX_TEXT) -> bytes:
     return content
 
 
+def check_regular(path: Path) -> None:
+    """Raises for pipes and devices, which would block or never end; a missing file is not checked.
+
+    For files that other libraries open, or that are too large for `read_regular`.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(f"{path} is not a regular file; give a file or folder")
+
+
 def create_output_folder(out: str | Path | None, default: str | Path) -> Path:
     """Creates `out`, or else `default`-1, -2, ...; raises if `out` contains files."""
     number, folder = 1, Path(out or f"{default}-1")

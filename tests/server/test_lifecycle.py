@@ -44,6 +44,8 @@ class Load(threading.Thread):
             except (OSError, http.client.HTTPException) as error:
                 self.lost.append(repr(error))
                 link = None
+        if link is not None:
+            link.close()
 
 
 def run_load(port, threads, requests, seconds=60):

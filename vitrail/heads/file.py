@@ -139,6 +139,7 @@ def read_head_file(path: str | Path) -> Head:
     """The head in a file, or in the file `head.skops` of a folder."""
     path = files.expand_user(path)
     path = path / HEAD_FILE if path.is_dir() else path
+    files.check_regular(path)
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -138,6 +138,7 @@ def predict_folder(classifier: Classifier, folder: Path) -> tuple[list[dict[str,
 def read_predictions(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The lines that `vitrail predict --json` printed, and how many of them report an error."""
     answers, unreadable = [], 0
+    files.check_regular(path)
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):

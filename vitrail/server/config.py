@@ -6,10 +6,12 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitrail import files
 from vitrail.errors import UserError
 
 TOKEN_VARIABLE = "VITRAIL_TOKEN"
 MIN_TOKEN = 16  # characters: shorter ones can be guessed
+MAX_TOKEN = 4096  # bytes of its file
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 MAX_IMAGES = 32  # in the JSON list of one request
 
@@ -90,7 +92,7 @@ def read_token(path: str | Path | None) -> str | None:
     else:
         source = str(path)
         try:
-            token = Path(path).expanduser().read_text(encoding="utf-8")
+            token = files.read_regular(Path(path).expanduser(), MAX_TOKEN).decode()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
             raise UserError(

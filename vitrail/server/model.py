@@ -17,6 +17,7 @@ from vitrail.data.image import load_image
 from vitrail.display.page import data_uri, encode_image
 from vitrail.errors import UserError
 from vitrail.exporting.engine import ENGINE_SUFFIXES
+from vitrail.files import check_regular
 from vitrail.inference.engine_classifier import EngineClassifier, restore_bytes
 
 if TYPE_CHECKING:
@@ -266,6 +267,7 @@ def hash_files(paths: Sequence[Path]) -> str:
     """The SHA-256 of one file, or of several one after the other."""
     digest = hashlib.sha256()
     for path in paths:
+        check_regular(path)
         try:
             with path.open("rb") as file:
                 while chunk := file.read(CHUNK):

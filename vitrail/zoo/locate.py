@@ -51,6 +51,7 @@ def locate_local(path: Path, *names: str) -> CheckpointFiles:
             raise UserError(
                 f"{path} does not exist; give a file or folder, or hf:owner/name for the hub"
             )
+        files.check_regular(path)
         folder = path.parent
         owns_config = (
             path.name.removesuffix(INDEX_SUFFIX) in STANDARD_FILES

@@ -138,7 +138,7 @@ def parse_metadata(text: str, source: str) -> Metadata:
         check_version(document)
         return decode_metadata(document)
     except UserError as error:
-        raise UserError(f"cannot read the metadata of {source}: {error}") from error
+        raise UserError(f"cannot read the metadata of {source}: {error!s:.300}") from error
 
 
 def hash_document(document: Mapping[str, Any]) -> str:

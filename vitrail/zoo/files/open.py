@@ -7,6 +7,7 @@ from safetensors import SafetensorError, safe_open
 
 from vitrail.decoding import read_json
 from vitrail.errors import UserError
+from vitrail.files import check_regular
 from vitrail.zoo.files.archive import open_zip_archive
 from vitrail.zoo.files.lazy import DTYPES, FileContents, LazyTensor
 
@@ -37,7 +38,7 @@ def read_shard_index(path: Path) -> dict[str, str]:
     if not isinstance(shard_of, dict) or not all(isinstance(x, str) for x in shard_of.values()):
         raise UserError(f"{path} has no weight_map from tensors to files; download it again")
     for shard in shard_of.values():
-        if Path(shard).name != shard:
+        if Path(shard).name != shard or "\0" in shard:
             raise UserError(f"{path} lists {shard!r}, which is not in the same folder")
     return shard_of
 
@@ -57,6 +58,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def open_weight_file(path: Path) -> FileContents:
     """The contents of one weight file; its first bytes determine the format, not its suffix."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             start = file.read(MAGIC_BYTES)
