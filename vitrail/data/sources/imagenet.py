@@ -40,11 +40,11 @@ def find_ground_truth(tree: Tree) -> str:
     present = [posixpath.join(folder, name) for folder in FOLDERS for name in listing(tree, folder)]
     known = (path for name in GROUND_TRUTHS for path in present if posixpath.basename(path) == name)
     truth = next(known, "")
-    return truth if truth and any(map(IMAGE.fullmatch, list_images(tree))) else ""
+    return truth if truth and any(map(IMAGE.fullmatch, find_images(tree))) else ""
 
 
 def listing(tree: Tree, folder: str) -> Sequence[str]:
-    """The names in a folder; none if there is no such folder."""
+    """The names in a folder; none if the folder does not exist."""
     for part in filter(None, folder.split("/")):
         if f"{part}/" not in tree.list_names():
             return []
@@ -52,7 +52,7 @@ def listing(tree: Tree, folder: str) -> Sequence[str]:
     return tree.list_names()
 
 
-def list_images(tree: Tree) -> list[str]:
+def find_images(tree: Tree) -> list[str]:
     """The names of the files at the top and in its folders, as far as they may be images."""
     return [
         posixpath.basename(name)
