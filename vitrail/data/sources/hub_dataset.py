@@ -47,7 +47,7 @@ def open_hub_dataset(
     repository, _, configuration = rest.partition("/")
     if not owner or not repository:
         raise UserError(f"{data} is not a data set of the hub; write hf:owner/name")
-    folder = cache_path(data, columns)
+    folder = shard_folder(data, columns)
     with lock_downloads(folder.parent):
         if not folder.is_dir():
             import_parquet()
@@ -58,7 +58,7 @@ def open_hub_dataset(
     return replace(source, name=repository)
 
 
-def cache_path(data: str, columns: Columns) -> Path:
+def shard_folder(data: str, columns: Columns) -> Path:
     """The folder of the shards, which depends on the columns that were chosen."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "--", data.removeprefix(PREFIX))[:100]
     digest = hashlib.sha256(f"{data}\n{columns.path}\n{columns.label}".encode()).hexdigest()
