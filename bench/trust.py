@@ -8,18 +8,20 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import tyro
 from numpy.typing import NDArray
+
+Positional: TypeAlias = Annotated[str, tyro.conf.Positional]
 
 PROMISES = ((0.8, 0.2), (0.9, 0.1), (0.95, 0.05), (0.99, 0.02))  # coverage, error of answers
 DIVISIONS = 5
 ROUNDS = 7  # of loading with and without verification, in turn
 
 
-def coverage(model: str, data: str) -> None:
+def coverage(model: Positional, data: Positional) -> None:
     """Prints promised and measured coverage, as the mean over random divisions of the images.
 
     Args:

@@ -15,6 +15,7 @@ from vitrail.errors import UserError
 from vitrail.inference.head import load_with_head
 from vitrail.run.drive import Stopped
 from vitrail.run.storage.journal import read_journal
+from vitrail.run.storage.record import read_run
 from vitrail.training.loop import binary_cross_entropy, positive_weights
 
 COLOURS = {"red": (0, 230), "green": (1, 230), "blue": (2, 230)}
@@ -171,13 +172,16 @@ def test_any_estimator_becomes_a_head_of_several_labels(run, shapes):
         vitrail.ViTClassifier().fit(np.zeros((4, 8, 8)), np.eye(4, 3))
 
 
-def test_a_comparison_says_that_exact_matches_are_not_tested(run, shapes, tmp_path):
-    settings = {"train": {"steps": 2, "batch": 16}, "data": {"workers": 0, "labels": "multi"}}
-    worse = vitrail.train(
-        shapes, weights=run.folder, out=tmp_path / "w", settings=settings, report=False, quiet=True
-    )
-    verdicts = [one.verdict for one in vitrail.compare(run, worse).runs]
-    assert any("whose difference is not tested" in verdict for verdict in verdicts)
+def test_runs_are_compared_by_their_exact_matches(run, shapes, tmp_path):
+    stored = read_run(run.folder).predictions.splits["test"]
+    assert stored.accuracy == pytest.approx(run.metrics["test"]["accuracy"])
+    assert stored.predicted.shape == stored.labels.shape == (len(stored), 3)
+    settings = {**SETTINGS, "train": {"steps": 2, "batch": 16, "lr": 1e-5}}
+    worse = vitrail.train(shapes, out=tmp_path / "w", settings=settings, report=False, quiet=True)
+    compared = vitrail.compare(run, worse).runs[1]
+    assert compared.difference.images == len(stored) and 0 <= compared.difference.p < 1
+    right, wrong = (read_run(one.folder).predictions.splits["test"].correct for one in (run, worse))
+    assert compared.difference.points == pytest.approx((right.double() - wrong.double()).mean())
 
 
 def test_check_accepts_what_training_accepts(shapes):

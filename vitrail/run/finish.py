@@ -16,6 +16,7 @@ from vitrail.data.source import Split, is_multi_label
 from vitrail.evaluation.calibration import Calibration, measure_trust
 from vitrail.evaluation.conformal import fit_label_sets
 from vitrail.evaluation.metrics import accuracy, wilson_interval
+from vitrail.evaluation.multi_label import PlattScaling
 from vitrail.evaluation.odd import fit_neighbours
 from vitrail.inference.calibrate import compute_outputs, count_reference_images, fit_outputs
 from vitrail.inference.multi_label_evaluation import fit_labelling, score_multi_label
@@ -182,10 +183,10 @@ def write_multi_label_results(
     metrics: dict[str, Any],
     outputs: Mapping[Split, SplitOutputs | None],
 ) -> dict[str, Any]:
-    """The same for images with any number of labels; their predictions are not stored."""
+    """The same for images with any number of labels."""
     scores: dict[str, Any] = {"val": None, "test": None}
     classes = tuple(loader.source.classes)
-    labelling, calibration = MultiLabel.plain(len(classes)), None
+    labelling, calibration, splits = MultiLabel.plain(len(classes)), None, {}
     for split, joined in outputs.items():
         assert joined is not None  # the leader has them
         found, _ = joined.split_columns(len(classes))
@@ -193,6 +194,9 @@ def write_multi_label_results(
             labelling = fit_labelling(found.logits, found.labels)
             calibration = calibrate_labels(model, loader, joined, labelling)
         result = score_multi_label(found.logits, found.labels, classes, labelling, split)
+        scaling = PlattScaling(slopes=labelling.slopes, intercepts=labelling.intercepts)
+        probabilities = scaling.probabilities(found.logits)
+        splits[split] = found.to_label_predictions(probabilities, labelling.thresholds)
         names = ("map", "micro_f1", "macro_f1", "accuracy", "interval")
         scores[split] = {name: result.to_dict()[name] for name in names}
     reference = describe_reference(compute_reference(model, loader.preprocess))
@@ -201,6 +205,9 @@ def write_multi_label_results(
         results["calibration"] = calibration.to_dict()
     environment = {"environment": predictions.describe_environment()}
     save_model(folder / MODEL, model, {**metadata, **results, **environment})
+    checksum = metadata["data"]["fingerprint"]
+    origin = predictions.describe_predictions(loader.source, checksum, splits, None)
+    predictions.save_predictions(folder, Predictions(splits=splits, metadata=origin | environment))
     metrics = {**metrics, **scores}
     files.write_file(folder / METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics

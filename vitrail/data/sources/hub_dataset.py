@@ -47,18 +47,19 @@ def open_hub_dataset(
     repository, _, configuration = rest.partition("/")
     if not owner or not repository:
         raise UserError(f"{data} is not a data set of the hub; write hf:owner/name")
-    folder = snapshot_folder(data, columns)
-    with lock_downloads(folder.parent):
-        if not folder.is_dir():
-            import_parquet()
-            fetch(f"{owner}/{repository}", configuration, revision, columns, folder, progress)
+    folder = shard_folder(data, columns)
+    if not folder.is_dir():
+        import_parquet()
+        with lock_downloads(folder.parent):
+            if not folder.is_dir():  # another process may have been faster
+                fetch(f"{owner}/{repository}", configuration, revision, columns, folder, progress)
     source = open_shards(
         folder, find_shards(folder), classes=classes, split=split, progress=progress
     )
     return replace(source, name=repository)
 
 
-def snapshot_folder(data: str, columns: Columns) -> Path:
+def shard_folder(data: str, columns: Columns) -> Path:
     """The folder of the shards, which depends on the columns that were chosen."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "--", data.removeprefix(PREFIX))[:100]
     digest = hashlib.sha256(f"{data}\n{columns.path}\n{columns.label}".encode()).hexdigest()

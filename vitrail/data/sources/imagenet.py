@@ -37,14 +37,16 @@ FOLDERS = ("", "data", "ILSVRC2012_devkit_t12/data")
 
 def find_ground_truth(tree: Tree) -> str:
     """The path of a known ground-truth file, if the tree has validation images; else ""."""
-    present = [posixpath.join(folder, name) for folder in FOLDERS for name in listing(tree, folder)]
+    present = [
+        posixpath.join(folder, name) for folder in FOLDERS for name in list_folder(tree, folder)
+    ]
     known = (path for name in GROUND_TRUTHS for path in present if posixpath.basename(path) == name)
     truth = next(known, "")
-    return truth if truth and any(map(IMAGE.fullmatch, find_images(tree))) else ""
+    return truth if truth and any(map(IMAGE.fullmatch, list_top_names(tree))) else ""
 
 
-def listing(tree: Tree, folder: str) -> Sequence[str]:
-    """The names in a folder; none if the folder does not exist."""
+def list_folder(tree: Tree, folder: str) -> Sequence[str]:
+    """The names in a folder; none if it does not exist."""
     for part in filter(None, folder.split("/")):
         if f"{part}/" not in tree.list_names():
             return []
@@ -52,12 +54,12 @@ def listing(tree: Tree, folder: str) -> Sequence[str]:
     return tree.list_names()
 
 
-def find_images(tree: Tree) -> list[str]:
-    """The names of the files at the top and in its folders, as far as they may be images."""
+def list_top_names(tree: Tree) -> list[str]:
+    """The names of the files at the top and in the folders there."""
     return [
         posixpath.basename(name)
         for folder in ("", *(name[:-1] for name in tree.list_names() if name.endswith("/")))
-        for name in listing(tree, folder)
+        for name in list_folder(tree, folder)
     ]
 
 
@@ -143,7 +145,7 @@ def pick(order: Sequence[str], text: str, first: int, truth: str) -> str:
 def read_devkit_order(tree: Tree, truth: str) -> Sequence[str]:
     """The wnids in the order of the devkit's numbers, from its `meta.mat`."""
     path = posixpath.join(posixpath.dirname(truth), META)
-    if META not in listing(tree, posixpath.dirname(truth)):
+    if META not in list_folder(tree, posixpath.dirname(truth)):
         raise UserError(
             f"{truth} numbers the classes in an order that only the devkit's {META} knows; "
             f"put {META} beside it, or use a file of wnids such as {GROUND_TRUTHS[1]}"

@@ -1,7 +1,7 @@
 """Tables of images: CSV, TSV or JSON lines with a path, a label and optionally a split.
 
-Paths are relative to the folder of the table and must stay inside it, also through links. Where
-that file does not exist, they are relative to a folder with the name of the table, as in Kaggle's
+Paths are relative to the folder of the table and must stay inside it, also through links. If a file
+does not exist there, its path is relative to a folder with the name of the table, as in Kaggle's
 `train.csv` beside `train/`, and may lack the extension.
 """
 

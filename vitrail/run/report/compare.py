@@ -6,6 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from vitrail import __version__, files
 from vitrail.arguments import check_arguments
 from vitrail.display.page import load_templates
@@ -219,9 +221,7 @@ def measure_difference(record: Record, best: Record, comparisons: int) -> tuple[
     summary = f"{gap} {best.folder}"
     p, images, significant = None, 0, None
     mine, theirs = record.predictions, best.predictions
-    if "multi" in (record.recipe.data.labels, best.recipe.data.labels):
-        detail = "exact match of several labels per image, whose difference is not tested"
-    elif mine is None or theirs is None:
+    if mine is None or theirs is None:
         folder = (record if mine is None else best).folder
         detail = f"{folder} has no predictions; `vitrail report {folder}` creates them"
     elif checksum_test_images(record) != checksum_test_images(best):
@@ -229,7 +229,7 @@ def measure_difference(record: Record, best: Record, comparisons: int) -> tuple[
         detail = "the test images differ"
     else:
         a, b = mine.splits["test"], theirs.splits["test"]
-        p = metrics.mcnemar(a.predicted, b.predicted, a.labels)
+        p = metrics.mcnemar(a.correct, b.correct, torch.ones(len(a), dtype=torch.bool))
         level = SIGNIFICANCE / comparisons
         images, significant = len(a), p < level
         result = "a significant difference" if significant else "not a significant difference"

@@ -59,6 +59,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     if not path.exists():
         return lines
+    files.check_regular(path)
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -21,6 +21,7 @@ from vitrail.data.source import SPLITS, Source, Split, is_multi_label, split_ind
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import compute_logits
+from vitrail.evaluation.multi_label import predict_labels
 from vitrail.training.checkpoint import describe_machine
 from vitrail.training.distributed import World
 
@@ -35,14 +36,15 @@ class SplitPredictions:
     """The predictions on one split, in the order of the data set."""
 
     items: Tensor  # indices of the images in the data set
-    labels: Tensor
-    predicted: Tensor
-    probability: Tensor  # of the predicted class, plain softmax
-    calibrated: Tensor  # of the predicted class, after temperature scaling
+    labels: Tensor  # class indices; multi-label: (images, classes) of 0 and 1
+    predicted: Tensor  # likewise
+    probability: Tensor  # of the predicted class, plain softmax; multi-label: of each, sigmoid
+    calibrated: Tensor  # the same, calibrated
 
     @property
     def correct(self) -> Tensor:
-        return self.predicted == self.labels
+        """Whether each image has the right class, or exactly the right labels."""
+        return (self.predicted == self.labels).reshape(len(self), -1).all(dim=1)
 
     @property
     def accuracy(self) -> float:
@@ -92,6 +94,18 @@ class SplitOutputs:
             labels=self.labels,
             predicted=predicted,
             probability=probability.float(),
+            calibrated=calibrated.float(),
+        )
+
+    def to_label_predictions(
+        self, calibrated: Tensor, thresholds: tuple[float, ...]
+    ) -> SplitPredictions:
+        """The labels of each image whose calibrated probabilities reach their thresholds."""
+        return SplitPredictions(
+            items=torch.from_numpy(self.items),
+            labels=self.labels.long(),
+            predicted=predict_labels(calibrated, thresholds).long(),
+            probability=self.logits.sigmoid().float(),
             calibrated=calibrated.float(),
         )
 
