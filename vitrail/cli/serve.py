@@ -17,7 +17,7 @@ def serve(
     token: OptionalPath = None,
     no_token: Switch = False,
     allowed_hosts: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = (),
-    batch: int = 16,
+    batch: int = 8,
     max_wait: float = 1.0,
     max_mb: float = 20.0,
     max_megapixels: float = 50.0,

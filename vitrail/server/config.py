@@ -26,7 +26,7 @@ class ServeConfig:
     token: str | None = None  # that requests must present; None: no token
     no_token: bool = False  # serve other hosts than this one without a token
     allowed_hosts: tuple[str, ...] = ()  # names that requests may use besides localhost
-    batch: int = 16  # images in one forward pass, at most
+    batch: int = 8  # images in one forward pass, at most
     max_wait: float = 1.0  # seconds; a request that would wait longer is refused
     max_mb: float = 20.0  # megabytes of a request
     max_megapixels: float = 50.0  # of an image

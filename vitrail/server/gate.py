@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitrail.server.batching import Refusal
 from vitrail.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 REQUEST_SECONDS = 120.0  # for a whole request: body, queue, model, and a caller who reads slowly
 PUBLIC = {"/", "/live", "/ready", "/v2/health/live", "/v2/health/ready"}  # without a token
 ASSETS = "/assets/"  # likewise
+QUEUED = ("/predict", "/infer")  # ends of the paths whose images wait in the model's queue
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -87,14 +89,23 @@ class Gate:
                 return 403, "requests from pages of other sites are not allowed", []
         path = scope["path"]
         if self.token is None or path in PUBLIC or path.startswith(ASSETS):
-            return None
+            return self.check_queue(scope)
         if hmac.compare_digest(headers.get(b"authorization", b""), self.token):
-            return None
+            return self.check_queue(scope)
         return (
             401,
             "a token is required: Authorization: Bearer ...",
             [(b"www-authenticate", b"Bearer")],
         )
+
+    def check_queue(self, scope: Scope) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
+        """Refuses early what would wait too long: a busy server must spend little on refusals."""
+        if scope["method"] == "POST" and scope["path"].endswith(QUEUED):
+            try:
+                self.service.batcher.admit()
+            except Refusal as error:
+                return 429, str(error), [(b"retry-after", str(error.retry_after).encode())]
+        return None
 
     def extra_headers(self) -> list[tuple[bytes, bytes]]:
         model = (b"vitrail-model", self.service.model.sha256.encode())

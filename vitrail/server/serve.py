@@ -32,7 +32,7 @@ def serve(
     token: Path | None = None,
     no_token: bool = False,
     allowed_hosts: tuple[str, ...] = (),
-    batch: int = 16,
+    batch: int = 8,
     max_wait: float = 1.0,
     max_mb: float = 20.0,
     max_megapixels: float = 50.0,
