@@ -48,10 +48,11 @@ def open_hub_dataset(
     if not owner or not repository:
         raise UserError(f"{data} is not a data set of the hub; write hf:owner/name")
     folder = shard_folder(data, columns)
-    with lock_downloads(folder.parent):
-        if not folder.is_dir():
-            import_parquet()
-            fetch(f"{owner}/{repository}", configuration, revision, columns, folder, progress)
+    if not folder.is_dir():
+        import_parquet()
+        with lock_downloads(folder.parent):
+            if not folder.is_dir():  # another process may have been faster
+                fetch(f"{owner}/{repository}", configuration, revision, columns, folder, progress)
     source = open_shards(
         folder, find_shards(folder), classes=classes, split=split, progress=progress
     )
