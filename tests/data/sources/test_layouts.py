@@ -1,6 +1,7 @@
 """Layouts that people download: Hugging Face's metadata, Kaggle's tables, ImageNet's validation."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -193,3 +194,11 @@ def test_a_wrong_ground_truth_is_refused(validation, lines, message):
     (validation / "val.txt").write_text("\n".join(lines))
     with pytest.raises(UserError, match=message):
         open_data(validation, split=False)
+
+
+def test_a_data_set_of_the_hub_without_pyarrow_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        UserError, match=r"need the package pyarrow; pip install 'vitrail\[parquet\]'"
+    ):
+        open_data("hf:owner/name")
