@@ -135,6 +135,12 @@ def test_a_second_process_finds_what_the_first_has_measured(model, exports, monk
     assert not exports
 
 
+def test_auto_does_not_measure_torch_alone(model, monkeypatch):
+    monkeypatch.setattr(engines, "is_installed", lambda name: False)
+    monkeypatch.setattr(engines, "measure_engines", None)  # not called
+    assert not isinstance(vitrail.load(model, engine="auto", device="cpu"), EngineClassifier)
+
+
 def test_the_fastest_counts_over_both_batch_sizes():
     assert engines.fastest_engine({"torch": [2.0, 2.0], "openvino": [1.0, 5.0]}) == "torch"
     assert engines.fastest_engine({"torch": [2.0, 2.0], "openvino": [1.0, 3.0]}) == "openvino"

@@ -83,6 +83,8 @@ def lock_cache(folder: Path) -> Iterator[None]:
 
 def load_fastest(folder: Path, device: str, load_torch: Callable[[], Classifier]) -> Classifier:
     """The classifier in the engine that is fastest on this machine, measured the first time."""
+    if not any(map(is_installed, FORMAT_OF)):
+        return load_torch()
     record = folder / f"times-{hash_machine(device)}.json"
     if (times := read_times(record)) is None:
         classifier = load_torch()
@@ -116,7 +118,7 @@ def collect_candidates(folder: Path, classifier: Classifier) -> dict[str, Classi
     """The classifier in every engine that is installed and that is proved equal to PyTorch."""
     candidates = {"torch": classifier}
     for name in FORMAT_OF:
-        if importlib.util.find_spec(name) is None:
+        if not is_installed(name):
             continue
         try:
             loaded = load_cached(folder, name) or export_to_cache(folder, name, classifier)
@@ -204,12 +206,16 @@ def read_times(path: Path) -> dict[str, list[float]] | None:
         valid = {
             name: [float(value) for value in times[name]]
             for name in times
-            if name == "torch" or importlib.util.find_spec(name) is not None
+            if name == "torch" or is_installed(name)
         }
     except (OSError, ValueError, TypeError):
         return None
     complete = "torch" in valid and all(len(one) == len(BATCHES) for one in valid.values())
     return valid if complete and all(min(one) > 0 for one in valid.values()) else None
+
+
+def is_installed(engine: str) -> bool:
+    return importlib.util.find_spec(engine) is not None
 
 
 def require_engine(engine: str) -> None:
