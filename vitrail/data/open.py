@@ -1,15 +1,17 @@
 """Opens a data set by its path or name: a folder, a table, tar shards, or a built-in set."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+
 from vitrail import files
 from vitrail.arguments import check_arguments
 from vitrail.data.config import Columns, LabelKind
-from vitrail.data.source import Source
+from vitrail.data.source import UNLABELLED, Source
 from vitrail.data.sources import builtin, folder, shards, table
 from vitrail.data.sources.catalogue import DATASETS
 from vitrail.errors import UserError
@@ -38,7 +40,9 @@ def open_data(
             indices from 0. By default the labels found are the classes, in natural order.
         labels: "multi" if an image may have any number of labels: in a table label cells with a
             separator, JSON lists or a column of 0 and 1 for each class; in a folder the same image
-            in several class folders. "single" accepts class names that contain a separator.
+            in several class folders. "single" accepts class names that contain a separator. "none"
+            opens images without labels, in any tree of folders; "partial" opens the rows of a
+            table that have a label.
         split: assign images without a given split to train, val and test. If false, they all
             become "test" and any number of images and classes is valid, as for evaluation.
         progress: show a progress bar on stderr if it is a terminal.
@@ -54,7 +58,7 @@ def open_data(
     """
     names = make_columns(columns)
     if labels not in (None, *get_args(LabelKind)):
-        raise UserError(f"`labels` is {labels!r}; choose single or multi")
+        raise UserError(f"`labels` is {labels!r}; choose single, multi, partial or none")
     settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
     if not str(data):
         raise UserError(describe_unknown("", False, tuple(DATASETS)))
@@ -68,15 +72,25 @@ def open_data(
         return table.open_table(path, columns=names, labels=labels, **settings)
     if names != DEFAULT_COLUMNS:
         raise UserError(f"{data} is not a table; omit `data.columns`")
+    if labels == "partial":
+        raise UserError(f"{data} is not a table, whose labels may be missing; omit `data.labels`")
     if labels == "multi" and (data in DATASETS or tars):
         raise UserError(f"{data} has one label per image; omit `data.labels`")
     if isinstance(data, str) and data in DATASETS:
-        return builtin.open_builtin(data, **settings)
+        opened = builtin.open_builtin(data, **settings)
+        return drop_labels(opened) if labels == "none" else opened
     if not is_folder:
         raise UserError(describe_unknown(str(data), path.exists(), tuple(DATASETS)))
     if tars:
-        return shards.open_shards(path, tars, **settings)
+        return shards.open_shards(path, tars, labelled=labels != "none", **settings)
     return folder.open_folder(path, labels=labels, **settings)
+
+
+def drop_labels(source: Any) -> Source:
+    """The same images in the same splits, without labels."""
+    labels = np.zeros(len(source), np.int64)
+    unlabelled: Source = replace(source, labels=labels, classes=(UNLABELLED,))
+    return unlabelled
 
 
 def make_columns(columns: Mapping[str, str] | Columns | None) -> Columns:

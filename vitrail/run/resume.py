@@ -24,7 +24,7 @@ from vitrail.run.recipe import (
     settings_to_dict,
 )
 from vitrail.run.request import Options
-from vitrail.run.result import Run
+from vitrail.run.result import Run, make_run
 from vitrail.run.storage import predictions
 from vitrail.run.storage.folder import lock_run
 from vitrail.run.storage.journal import import_summary_writer
@@ -39,6 +39,7 @@ from vitrail.run.storage.record import (
     read_metrics,
     read_reasons,
 )
+from vitrail.run.teacher import attach_teacher
 from vitrail.run.terminal import Terminal
 from vitrail.run.transfer import expect_accuracy, start_from_features
 from vitrail.training import checkpoint
@@ -98,7 +99,9 @@ def resume_run(
         recipe = settings_from_dict(
             Recipe, world.on_leader(lambda: settings_to_dict(read_stored(folder, skip_broken)))
         )
-        source = open_on_all_ranks(recipe.source, recipe.data.columns, recipe.data.labels, world)
+        config = recipe.data
+        part = config.labelled if recipe.pretrain is None else 1.0
+        source = open_on_all_ranks(recipe.source, config.columns, config.labels, world, part)
         target = pick_device(device, world.local_rank)
         loader = make_loader(recipe, source, target, world)
         checksum = shared_fingerprint(source, world)
@@ -113,8 +116,12 @@ def resume_run(
             world.on_leader(lambda: store_recipe(folder, recipe))
         tensorboard = world.on_leader(lambda: can_use_tensorboard(folder, options, terminal))
         options = replace(options, tensorboard=tensorboard)
+        if recipe.pretrain is not None:
+            options = replace(options, test=False)
         terminal.print(f"run {folder}: resuming from step {progress.step} of {recipe.train.steps}")
         loader.prepare("train", *options.splits)
+        if recipe.teacher is not None:
+            attach_teacher(recipe.teacher, loader, world)
         if fresh:
             progress.expected = expect_accuracy(recipe, learner, loader, terminal)
         else:
@@ -126,7 +133,7 @@ def return_finished(
     folder: Path, metrics: dict[str, Any], options: Options, terminal: Terminal, world: World
 ) -> Run:
     terminal.print(f"{folder} is already finished")
-    run = Run(folder=folder, metrics=metrics, is_leader=world.is_leader)
+    run = make_run(folder, metrics, world.is_leader)
     if options.report and run.report is None:
         finish.make_report(folder, None, terminal)
     return run
