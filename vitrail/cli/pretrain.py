@@ -64,6 +64,7 @@ def pretrain(
             "from random weights",
         ),
     ] = "auto",
+    teacher: Annotated[str | None, unset(metavar="MODEL")] = None,
     minutes: OptionalFloat = None,
     epochs: OptionalInt = None,
     recipe: RecipeFile = None,
@@ -87,6 +88,7 @@ def pretrain(
     Args:
         method: rebuild hidden patches (masked), or make crops of an image agree (views), which is
             slower but has better features as they are (default: masked)
+        teacher: run, weights or timm:NAME whose features are copied, instead of a method
         minutes: total time, including the final measurements; sets the number of steps
         epochs: passes over the training images, instead of --minutes
         seed: random seed of initialisation, data order, augmentation and masks (default: 0)
@@ -101,6 +103,7 @@ def pretrain(
         method=method,
         model=model,
         weights=weights,
+        teacher=teacher,
         minutes=minutes,
         epochs=epochs,
         recipe=recipe,

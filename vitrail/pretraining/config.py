@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from vitrail.errors import UserError
 
-Method = Literal["masked", "views"]
+Method = Literal["masked", "views", "teacher"]
 
 MINIMUM = {  # of each whole number
     "decoder_depth": 1,
@@ -18,7 +18,7 @@ MAXIMUM = 100_000  # of each whole number
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
-    method: Method = "masked"  # rebuild hidden patches (MAE), or agree on views (LeJEPA)
+    method: Method = "masked"  # rebuild hidden patches (MAE), agree on views (LeJEPA), or a teacher
     mask: float = 0.75  # masked: fraction of the patches that is hidden
     decoder_depth: int = 1  # masked: blocks of the decoder, which is thrown away at the end
     decoder_width: int = 128  # masked: width of the decoder's tokens

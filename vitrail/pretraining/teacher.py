@@ -17,8 +17,8 @@ Criterion = Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
 class FeatureStudent(nn.Module):
     """A classifier whose features are also projected to those of a teacher.
 
-    `forward` returns the logits and, behind them, the projected features. The projection is thrown
-    away at the end.
+    `forward` returns the logits, or without a head the features, and behind them the projected
+    ones. The projection is thrown away at the end.
     """
 
     def __init__(self, backbone: ViT, width: int):
@@ -43,6 +43,31 @@ def distillation(classes: int, temperature: float) -> Criterion:
 def feature_distillation(classes: int) -> Criterion:
     """Cross-entropy, and one minus the cosine of projected and teacher's features."""
     return partial(feature_loss, classes=classes)
+
+
+def feature_copying(classes: int, width: int) -> Criterion:
+    """The loss of features alone: one minus their cosine.
+
+    The targets are class probabilities, which are ignored, then the features of the teacher.
+    """
+    return partial(copy_loss, classes=classes, width=width)
+
+
+def copy_loss(
+    outputs: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    class_weights: Tensor | None,
+    *,
+    classes: int,
+    width: int,
+) -> Tensor:
+    return cosine_distance(outputs[:, width:], targets[:, classes:]).sum()
+
+
+def cosine_distance(projected: Tensor, features: Tensor) -> Tensor:
+    """One minus the cosine of each row with its row in `features`."""
+    return 1 - F.cosine_similarity(projected.float(), features, dim=1)
 
 
 def answer_loss(
@@ -71,8 +96,7 @@ def feature_loss(
     classes: int,
 ) -> Tensor:
     hard = label_loss(outputs[:, :classes], targets[:, :classes], smoothing, class_weights)
-    cosine = F.cosine_similarity(outputs[:, classes:].float(), targets[:, classes:], dim=1)
-    return hard + (1 - cosine).sum()
+    return hard + cosine_distance(outputs[:, classes:], targets[:, classes:]).sum()
 
 
 def label_loss(

@@ -1,7 +1,7 @@
 """Agreeing views: crops of one image get the same features, and all features fill a Gaussian.
 
-LeJEPA (Balestriero and LeCun, 2025). There is no second network, so that nothing but the weights
-has to be saved for a resume.
+LeJEPA (Balestriero and LeCun, 2025). One network learns, without a copy of itself as a teacher, so
+that nothing but its weights has to be saved for a resume.
 """
 
 import math
@@ -83,7 +83,7 @@ class AgreeingViews(Pretrainer):
         if not strength:
             return images
         x = images * self.std + self.mean
-        brightness, contrast, saturation = (1 + strength * draws.signed() for _ in range(3))
+        brightness, contrast, saturation = (1 + strength * draws.symmetric() for _ in range(3))
         jittered = x * brightness
         level = jittered.mean(dim=(1, 2, 3), keepdim=True)
         jittered = (jittered - level) * contrast + level
@@ -105,7 +105,7 @@ class Draws:
         """From 0 to 1."""
         return torch.rand(self.shape, device=self.device, generator=self.generator)
 
-    def signed(self) -> Tensor:
+    def symmetric(self) -> Tensor:
         """From -1 to 1."""
         return 2 * self.uniform() - 1
 
@@ -115,9 +115,9 @@ def crop_views(
 ) -> Tensor:
     """A random resized crop of each image, mirrored with probability `flip`."""
     area = scale[0] + (scale[1] - scale[0]) * draws.uniform()
-    ratio = torch.exp(math.log(RATIO) * draws.signed())
+    ratio = torch.exp(math.log(RATIO) * draws.symmetric())
     width, height = ((area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1))
-    x, y = (1 - width) * draws.signed(), (1 - height) * draws.signed()
+    x, y = (1 - width) * draws.symmetric(), (1 - height) * draws.symmetric()
     mirror = torch.where(draws.uniform() < flip, -1.0, 1.0)
     zero = torch.zeros_like(x)
     rows = [torch.cat([width * mirror, zero, x], -1), torch.cat([zero, height, y], -1)]

@@ -23,6 +23,7 @@ from vitrail.pretraining.teacher import (
     FeatureStudent,
     count_taught,
     distillation,
+    feature_copying,
     feature_distillation,
 )
 from vitrail.pretraining.views import AgreeingViews
@@ -132,20 +133,27 @@ def make_learner(recipe: Recipe, device: torch.device) -> Learner:
         no_weight_decay=[name for name, plain in names.items() if plain in NO_WEIGHT_DECAY],
         matrices={name: count for name, count in counts.items() if count},
     )
+    set_criterion(learner, recipe)
+    return learner
+
+
+def set_criterion(learner: Learner, recipe: Recipe) -> None:
+    """The loss of a run that does not learn from labels alone."""
+    classes, width = recipe.vit.classes, recipe.vit.width
     if recipe.pretrain is not None:
         learner.criterion, learner.count_correct = sum_losses, count_nothing
+        if recipe.pretrain.method == "teacher":
+            learner.criterion = feature_copying(classes, width)
     elif recipe.teacher is not None:
-        classes = recipe.vit.classes
         learner.count_correct = partial(count_taught, classes=classes)
         learner.criterion = distillation(classes, recipe.teacher.temperature)
         if recipe.teacher.features:
             learner.criterion = feature_distillation(classes)
-    return learner
 
 
 def wrap_backbone(model: ViT, recipe: Recipe) -> nn.Module:
     """The model, with the part that is thrown away at the end, if there is one."""
-    if recipe.pretrain is not None:
+    if recipe.pretrain is not None and recipe.pretrain.method != "teacher":
         return make_pretrainer(model, recipe)
     if recipe.teacher is not None and recipe.teacher.features:
         if recipe.train.frozen:

@@ -21,6 +21,7 @@ from vitrail.run.recipe import (
     Tune,
     check_settings,
     flatten_settings,
+    locate_weights,
     merge_settings,
     settings_from_dict,
     settings_to_dict,
@@ -65,6 +66,8 @@ def design_recipe(
     requested = requested_settings(request)
     if request.method is not None:
         choice = design_pretraining(summary, request, requested, device, processes)
+        if request.method == "teacher":
+            keep_whole_images(choice, requested)
         return compose_design(source, request, requested, summary, choice, device, [])
     if not is_labelled(source):
         raise UserError(f"{source.name} has no labels; `vitrail pretrain` learns without them")
@@ -177,7 +180,7 @@ def locate_start(request: Request) -> str:
         raise UserError(
             f"`model` {request.model} and `weights` {start} both name a model; give one of them"
         )
-    return str(Path(start).resolve()) if Path(start).exists() else start
+    return locate_weights(start)
 
 
 def locate_source(source: Source, data: str) -> str:

@@ -12,6 +12,7 @@ from vitrail.errors import UserError
 from vitrail.pretraining.config import Method, PretrainConfig
 from vitrail.run.request import AUTO, Options, Request, name_data, read_settings
 from vitrail.run.result import Pretraining
+from vitrail.run.teacher import Teacher
 from vitrail.run.train import start_run
 from vitrail.training.distributed import TIMEOUT, join_world
 
@@ -34,6 +35,7 @@ def pretrain(
     tensorboard: bool = False,
     quiet: bool = False,
     timeout: float = TIMEOUT,
+    teacher: str | Path | Teacher | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     started: float | None = None,
 ) -> Pretraining:
@@ -63,6 +65,8 @@ def pretrain(
         tensorboard: also write TensorBoard events to the run folder.
         quiet: print nothing.
         timeout: seconds that the processes of a torchrun wait for each other.
+        teacher: run, weight file or folder, "timm:NAME" or `vitrail.Teacher` whose features are
+            copied, instead of a `method`.
         on_epoch: called after each evaluation with its line of log.jsonl and the total `steps`.
         started: reading of `time.monotonic()` from which `minutes` count; by default this call.
 
@@ -80,7 +84,8 @@ def pretrain(
         epochs=epochs,
         seed=seed,
         device=device,
-        method=choose_method_name(method, table),
+        method=choose_method_name(method, table, teacher is not None),
+        teacher=str(teacher) if isinstance(teacher, Path) else teacher,
         settings=table,
     )
     options = Options(
@@ -94,8 +99,13 @@ def pretrain(
     return run
 
 
-def choose_method_name(method: Method | None, settings: Mapping[str, Any]) -> Method:
-    """The method of the caller, of the recipe, or masked."""
+def choose_method_name(method: Method | None, settings: Mapping[str, Any], taught: bool) -> Method:
+    """The method of the caller, of the recipe, or masked; a teacher is a method of its own."""
+    taught = taught or bool(settings.get("teacher", {}).get("weights"))
+    if taught and method in (None, "teacher"):
+        return "teacher"
+    if taught or method == "teacher":
+        raise UserError("`method` teacher and `teacher` belong together; give both or neither")
     named = settings.get("pretrain", {}).get("method")
     if method is not None and named not in (None, method):
         raise UserError(f"`method` is {method}, but pretrain.method is {named}; give one of them")

@@ -15,8 +15,10 @@ from vitrail.heads.logistic import fit_logistic
 from vitrail.model.stem import BatchNorm
 from vitrail.model.vit import ViT
 from vitrail.pretraining.objective import PatchFeatures, backbone_of
+from vitrail.pretraining.teacher import cosine_distance
 from vitrail.run.recipe import Recipe
 from vitrail.run.storage.predictions import predict_split, predict_split_distributed
+from vitrail.run.teacher import TeacherAnswers
 from vitrail.training.distributed import World
 from vitrail.training.learner import Learner
 
@@ -41,16 +43,22 @@ def evaluate_pretraining(
     recipe: Recipe, learner: Learner, loader: Loader, world: World
 ) -> dict[str, Any]:
     """Held-out loss, effective rank and, with labels, k-NN accuracy of the EMA weights."""
-    model = learner.eval_model
-    losses = predict_split_distributed(model, loader, "val", learner.dtype, world, 1)
+    assert recipe.pretrain is not None
+    model, width = learner.eval_model, recipe.vit.width
+    taught = recipe.pretrain.method == "teacher"
+    columns = width + recipe.teacher.features if taught and recipe.teacher else 1
+    losses = predict_split_distributed(model, loader, "val", learner.dtype, world, columns)
     adapt_norms(backbone_of(model), loader)
-    extractor, width = PatchFeatures(backbone_of(model)), recipe.vit.width
+    extractor = PatchFeatures(backbone_of(model))
     found = predict_split_distributed(extractor, loader, "val", learner.dtype, world, width)
 
     def score() -> dict[str, Any]:
         assert losses is not None and found is not None  # the leader has them
-        x = found.logits
-        scores = {"val_loss": float(losses.logits.mean()), "val_rank": effective_rank(x)}
+        x, loss = found.logits, losses.logits
+        if taught:
+            assert isinstance(loader.annotate, TeacherAnswers)
+            loss = cosine_distance(loss[:, width:], loader.annotate.validation(losses.items))
+        scores = {"val_loss": float(loss.mean()), "val_rank": effective_rank(x)}
         scores["val_spread"] = relative_spread(x)
         if can_probe(loader) and len(x) > NEIGHBOURS:
             scores["val_knn"] = neighbour_accuracy(x, found.labels, NEIGHBOURS)
@@ -67,6 +75,7 @@ def describe_collapse(scores: dict[str, Any], method: str) -> str | None:
     remedy = {
         "masked": "lower train.lr, or raise pretrain.mask",
         "views": "lower train.lr, or raise train.batch",
+        "teacher": "lower train.lr, or choose another teacher",
     }[method]
     return (
         f"the features have collapsed: effective rank {rank:.1f}, relative spread {spread:.1g}; "

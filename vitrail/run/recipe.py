@@ -192,6 +192,12 @@ def toml_value(value: Any) -> str:
     return f'"{escaped}"'
 
 
+def locate_weights(name: str) -> str:
+    """The absolute path of weights on this machine, valid from any folder; other names as given."""
+    path = files.expand_user(name)
+    return str(path.resolve()) if path.exists() else name
+
+
 def recipe_digest(recipe: Recipe) -> str:
     """A short hash that identifies exactly these settings."""
     return hashlib.sha256(recipe_to_toml(recipe).encode()).hexdigest()[:16]

@@ -58,8 +58,9 @@ class Request:
 
     @property
     def lacks_labels(self) -> bool:
-        """Whether some images have no label, and nothing else is said about what to start from."""
-        return self.start_from == AUTO and (self.labelled < 1 or self.labels == "partial")
+        """Whether some images have no label, and the caller does not say what to start from."""
+        given = self.weights != AUTO or "weights" in self.settings
+        return not given and (self.labelled < 1 or self.labels == "partial")
 
     def with_labels(self, labels: LabelKind | None) -> "Request":
         """The same request for data that was opened with such labels."""

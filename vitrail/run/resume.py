@@ -121,7 +121,7 @@ def resume_run(
         terminal.print(f"run {folder}: resuming from step {progress.step} of {recipe.train.steps}")
         loader.prepare("train", *options.splits)
         if recipe.teacher is not None:
-            attach_teacher(recipe.teacher, loader, world)
+            attach_teacher(recipe.teacher, loader, world, recipe.pretrain is not None)
         if fresh:
             progress.expected = expect_accuracy(recipe, learner, loader, terminal)
         else:

@@ -9,7 +9,7 @@ from vitrail.data.source import Source
 from vitrail.run import auto
 from vitrail.run.design import starts_from_published
 from vitrail.run.pretrain import pretrain
-from vitrail.run.request import Options, Request
+from vitrail.run.request import AUTO, Options, Request
 from vitrail.run.terminal import Terminal
 
 SHARE = 0.5  # of the minutes for the pretraining
@@ -32,7 +32,7 @@ def pretrain_first(
     opened = source
     if opened is None:
         opened = open_data(request.data, columns=request.columns, labels=request.labels)
-    if starts_from_published(auto.summarise(opened)):
+    if request.start_from == AUTO and starts_from_published(auto.summarise(opened)):
         return request
     data = dict(request.settings.get("data", {}))
     if data.get("labels") == "partial":
@@ -53,6 +53,7 @@ def pretrain_first(
     )
     run = pretrain(
         source if source is not None else request.data,
+        model=request.model or request.settings.get("model"),
         minutes=minutes,
         epochs=request.epochs,
         settings={**settings, "train": train, "data": data},
@@ -64,4 +65,4 @@ def pretrain_first(
         quiet=options.quiet,
         timeout=timeout,
     )
-    return replace(request, weights=str(run.folder))
+    return replace(request, model=None, weights=str(run.folder))

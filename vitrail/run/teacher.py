@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from vitrail.evaluation.metrics import fit_temperature
 from vitrail.heads.features import hash_weights, read_feature_cache, write_feature_cache
 from vitrail.model.vit import ViT
 from vitrail.pretraining.config import TeacherConfig
+from vitrail.run.recipe import locate_weights
 from vitrail.training.distributed import World
 from vitrail.zoo.load import load_weights
 
 SOFTENING = 4.0  # temperature of the answers, times the one that calibrates them
 CACHE_VERSION = 1  # part of every cache key
 BATCH = 64
+TIMM = "timm:"  # in front of the name of a teacher from timm
 CALLABLE = "callable:"  # in a recipe: a teacher that was given in Python, by the key of its answers
 
 
@@ -68,18 +71,46 @@ class Teacher:
         return Preprocess.from_dict(self.preprocess)
 
 
-def load_teacher(path: str | Path, source: Source) -> Teacher:
-    """A run, or weights that the zoo reads: its logits if it has the classes of the data."""
+def load_teacher(path: str | Path, source: Source, features: bool = False) -> Teacher:
+    """A run, weights that the zoo reads, or "timm:NAME".
+
+    It answers if it has the classes of the data; else, or with `features`, those are learned.
+    """
+    if str(path).startswith(TIMM):
+        return load_timm_teacher(str(path))
     loaded = load_weights(path)
     if loaded.preprocess is None:
         raise UserError(
             f"the teacher {path} does not say how its images were normalised; give it in Python as "
             f"`vitrail.Teacher`, with its preprocessing"
         )
-    model, classes = loaded.model.eval(), loaded.classes
-    if classes is not None and set(classes) == set(source.classes):
+    model, classes, path = loaded.model.eval(), loaded.classes, locate_weights(str(path))
+    if not features and classes is not None and set(classes) == set(source.classes):
         return Teacher(model=model, preprocess=loaded.preprocess, classes=classes, name=str(path))
     return Teacher(model=PooledFeatures(model), preprocess=loaded.preprocess, name=str(path))
+
+
+def load_timm_teacher(name: str) -> Teacher:
+    """A pretrained model of timm, of any architecture; its features are learned."""
+    try:
+        timm, data = import_module("timm"), import_module("timm.data")
+    except ImportError as error:
+        raise UserError("timm is not installed; run pip install timm") from error
+    try:
+        model = timm.create_model(name.removeprefix(TIMM), pretrained=True, num_classes=0)
+    except RuntimeError as error:  # unknown, or without weights
+        raise UserError(f"timm cannot load the teacher {name}: {error}") from error
+    config = data.resolve_data_config(model=model)
+    bilinear = config["interpolation"] == "bilinear"
+    preprocess = Preprocess(
+        size=config["input_size"][1:],
+        crop=config["crop_pct"],
+        interpolation="bilinear" if bilinear else "bicubic",
+        mean=config["mean"],
+        std=config["std"],
+        channels=config["input_size"][0],
+    )
+    return Teacher(model=model.eval(), preprocess=preprocess, name=name)
 
 
 class PooledFeatures(torch.nn.Module):
@@ -110,7 +141,7 @@ def check_teacher(teacher: Teacher, source: Source) -> None:
 def describe_teacher(teacher: Teacher, source: Source, loader: Loader) -> TeacherConfig:
     """The settings of a run with this teacher; computes and caches all that it answers."""
     check_teacher(teacher, source)
-    key = cache_key(teacher, source)
+    key = answers_key(teacher, source)
     found = compute_answers(teacher, source, key, loader.progress)
     name = teacher.name or f"{CALLABLE}{key}"
     if teacher.classes is None:
@@ -121,25 +152,38 @@ def describe_teacher(teacher: Teacher, source: Source, loader: Loader) -> Teache
     return TeacherConfig(weights=name, temperature=round(softened, 3))
 
 
-def attach_teacher(config: TeacherConfig, loader: Loader, world: World) -> None:
+def attach_teacher(
+    config: TeacherConfig, loader: Loader, world: World, pretraining: bool = False
+) -> None:
     """Lets the loader add the teacher's answers to the targets of its training batches."""
     source = loader.source
-    if sees_views(config.weights, loader.device):
-        teacher = load_teacher(config.weights, source)
+    if sees_views(config.weights, loader.device) and not pretraining:
+        teacher = load_teacher(config.weights, source, config.features > 0)
         loader.annotate = watch_views(teacher, loader)
         return
     found = world.leader_first(lambda: find_answers(config, source, loader.progress))
-    rows = np.full(len(source), -1)
-    rows[found["items"]] = np.arange(len(found["items"]))
-    answers = torch.from_numpy(found["answers"])
+    loader.annotate = TeacherAnswers(found, len(source))
 
-    def annotate(batch: Batch) -> Tensor:
+
+class TeacherAnswers:
+    """The cached answers of a teacher, by item."""
+
+    def __init__(self, found: Mapping[str, NDArray[Any]], images: int):
+        self.rows, self.val_rows = np.full(images, -1), np.full(images, -1)
+        self.rows[found["items"]] = np.arange(len(found["items"]))
+        self.val_rows[found["val_items"]] = np.arange(len(found["val_items"]))
+        self.answers, self.val = (torch.from_numpy(found[name]) for name in ("answers", "val"))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """What the teacher says to each image of a training batch, or to its mirror image."""
         assert batch.mirrored is not None
-        chosen = torch.from_numpy(rows[batch.items])
+        chosen = torch.from_numpy(self.rows[batch.items])
         views = torch.from_numpy(batch.mirrored.astype(np.int64))
-        return answers[chosen, views].float().to(batch.images.device)
+        return self.answers[chosen, views].float().to(batch.images.device)
 
-    loader.annotate = annotate
+    def validation(self, items: NDArray[np.int64]) -> Tensor:
+        """What it says to validation images."""
+        return self.val[torch.from_numpy(self.val_rows[items])].float()
 
 
 def sees_views(weights: str, device: torch.device) -> bool:
@@ -179,22 +223,22 @@ def convert_images(images: Tensor, ours: Preprocess, theirs: Preprocess) -> Tens
 def find_answers(config: TeacherConfig, source: Source, progress: bool) -> dict[str, NDArray[Any]]:
     """The answers from the cache, or computed again."""
     if config.weights.startswith(CALLABLE):
-        found = read_feature_cache(cache_path(config.weights.removeprefix(CALLABLE)))
+        found = read_feature_cache(answers_path(config.weights.removeprefix(CALLABLE)))
         if found is None:
             raise UserError(
-                "the answers of the teacher, which was given in Python, are no longer in the cache "
+                "the answers of the teacher, given in Python, were removed from the cache "
                 "folder; start a new run with it"
             )
         return found
-    teacher = load_teacher(config.weights, source)
-    return compute_answers(teacher, source, cache_key(teacher, source), progress)
+    teacher = load_teacher(config.weights, source, config.features > 0)
+    return compute_answers(teacher, source, answers_key(teacher, source), progress)
 
 
-def cache_path(key: str) -> Path:
+def answers_path(key: str) -> Path:
     return cache_folder() / "teachers" / f"{key}.features"
 
 
-def cache_key(teacher: Teacher, source: Source) -> str:
+def answers_key(teacher: Teacher, source: Source) -> str:
     """A checksum of the weights, or of the answers to the first images, and of all images."""
     settings = {
         "version": CACHE_VERSION,
@@ -203,8 +247,8 @@ def cache_key(teacher: Teacher, source: Source) -> str:
         "order": list(source.classes),
     }
     checksum = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    if isinstance(teacher.model, torch.nn.Module) and teacher.name:
-        network = getattr(teacher.model, "backbone", teacher.model)
+    network = getattr(teacher.model, "backbone", teacher.model)
+    if isinstance(network, ViT):
         checksum.update(hash_weights(network).encode())
         if teacher.classes:
             for name, tensor in sorted(network.state_dict().items()):
@@ -229,7 +273,7 @@ def compute_answers(
     teacher: Teacher, source: Source, key: str, progress: bool
 ) -> dict[str, NDArray[Any]]:
     """Answers to each training image and its mirror image, and to the validation images."""
-    if (stored := read_feature_cache(cache_path(key))) is not None:
+    if (stored := read_feature_cache(answers_path(key))) is not None:
         return stored
     loader = teacher_loader(teacher, source, progress)
     loader.prepare("train", "val", training=False)
@@ -250,7 +294,7 @@ def compute_answers(
         "val": order_classes(torch.cat([*val, torch.zeros(0, width)]), teacher, source).numpy(),
         "val_items": loader.rank_items("val"),
     }
-    write_feature_cache(cache_path(key), found)
+    write_feature_cache(answers_path(key), found)
     return found
 
 

@@ -200,15 +200,17 @@ def ask_teacher(
     """The recipe with its teacher, whose answers the loader adds to its batches from now on."""
     if asked is None:
         return recipe
-    source = loader.source
-    teacher = load_teacher(asked, source) if isinstance(asked, str) else asked
+    source, pretraining = loader.source, recipe.pretrain is not None
+    teacher = load_teacher(asked, source, pretraining) if isinstance(asked, str) else asked
+    if pretraining:  # without labels its logits are features, too
+        teacher = replace(teacher, classes=None)
     found = world.on_leader(lambda: settings_to_dict(describe_teacher(teacher, source, loader)))
     config = settings_from_dict(TeacherConfig, found)
-    what = f"features of width {config.features}, as its classes differ"
+    what = f"features of width {config.features}"
     if not config.features:
         what = f"answers at temperature {config.temperature:g}, half of the loss"
     terminal.print(f"teacher {teacher.name or 'given in Python'}: {what}")
-    attach_teacher(config, loader, world)
+    attach_teacher(config, loader, world, pretraining)
     return replace(recipe, teacher=config)
 
 

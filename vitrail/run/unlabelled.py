@@ -5,7 +5,7 @@ from typing import Any
 
 from vitrail.data.config import AUGMENT_PRESETS, Augment, Columns, LabelKind, Preprocess
 from vitrail.data.open import open_data
-from vitrail.data.source import Source, is_labelled
+from vitrail.data.source import Source
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.pretraining.config import Method, PretrainConfig
@@ -69,10 +69,9 @@ def choose_pretraining(
     channels = vit.channels if start is not None else summary.channels
     vit = replace(vit, channels=channels, classes=summary.classes, head="none")
     pretrain, why = choose_method(summary, vit, method)
-    expected = wanted or auto.default_epochs(summary)
-    if minutes is not None:
-        views = pretrain["views"] if method == "views" else 1
-        expected = auto.expected_epochs(summary, vit, rate, minutes, None) / views
+    expected = auto.expected_epochs(summary, vit, rate, minutes, wanted)
+    if minutes is not None and method == "views":
+        expected /= pretrain["views"]
     augment = choose_augment(summary, method)
     reasons = [
         f"image {vit.size[0]}: {vit.patches} patches of {vit.patch} x {vit.patch}",
@@ -80,27 +79,31 @@ def choose_pretraining(
         *why,
         f"augmentation: {describe_augment(augment, method)}",
     ]
-    train = choose_schedule(summary, expected, start is not None, reasons)
+    train = choose_optimizer(summary, expected, start is not None, reasons)
     if minutes is None:
         train["epochs"] = max(1, round(expected))
         reasons.append(f"epochs {train['epochs']}: {'requested' if wanted else 'the default'}")
-    preprocess: dict[str, Any] = {"channels": channels, "pixels": summary.pixels}
-    if start is not None:
-        preprocess = start[2].to_dict()
-    else:
-        preprocess["crop"] = auto.choose_crop(summary, vit)
+    settings = {
+        "model": model,
+        "vit": settings_to_dict(vit),
+        "train": train,
+        "data": {"augment": settings_to_dict(augment)},
+        "preprocess": choose_preprocess(summary, vit, start and start[2]),
+        "pretrain": pretrain,
+    }
+    if start is None:
         reasons.append("normalisation: mean and std of the training images")
-    return auto.Choice(
-        settings={
-            "model": model,
-            "vit": settings_to_dict(vit),
-            "train": train,
-            "data": {"augment": settings_to_dict(augment)},
-            "preprocess": preprocess,
-            "pretrain": pretrain,
-        },
-        reasons=reasons,
-    )
+    return auto.Choice(settings=settings, reasons=reasons)
+
+
+def choose_preprocess(
+    summary: auto.DataSummary, vit: ViTConfig, expected: Preprocess | None
+) -> dict[str, Any]:
+    """What the weights expect; without weights, mean and std are measured later."""
+    if expected is not None:
+        return expected.to_dict()
+    crop = auto.choose_crop(summary, vit)
+    return {"channels": vit.channels, "pixels": summary.pixels, "crop": crop}
 
 
 def choose_method(
@@ -109,6 +112,8 @@ def choose_method(
     """The settings of the method, and why."""
     if method == "views":
         return choose_views(summary, vit)
+    if method == "teacher":
+        return {"method": "teacher"}, ["method teacher: its features are copied by a projection"]
     width = 32 * max(1, round(vit.width / 64))  # about half of the backbone's
     chosen = PretrainConfig(
         mask=0.75 if vit.patches >= FEW_PATCHES else 0.6,
@@ -150,18 +155,22 @@ def choose_augment(summary: auto.DataSummary, method: Method) -> Augment:
         return Augment()
     if summary.channels == 1:
         return AUGMENT_PRESETS["gentle digits"]
+    if method == "teacher":
+        return AUGMENT_PRESETS["light"]
     return Augment(flip=0.5, scale=0.5)
 
 
 def describe_augment(augment: Augment, method: Method) -> str:
     if method == "views":
         return "that of the views"
-    if augment.flip:
+    if augment.scale < 1:
         return "flips, crops of 50 % of the area and more"
+    if augment.flip:
+        return "flips and shifts"
     return "very small shifts and rotations; grey images may be digits, which flips would change"
 
 
-def choose_schedule(
+def choose_optimizer(
     summary: auto.DataSummary, epochs: float, pretrained: bool, reasons: list[str]
 ) -> dict[str, Any]:
     """Optimizer and averaging; appends to `reasons`."""
@@ -171,10 +180,3 @@ def choose_schedule(
     reasons.append(f"optimizer muon, learning rate {lr:g}, batch {batch}; EMA weights")
     train = {"batch": batch, "optimizer": "muon", "lr": lr, "schedule": "cosine"}
     return train | {"ema": auto.choose_ema_decay(steps)}
-
-
-def explain_labels(source: Source) -> str:
-    """What the labels of a data set that was opened by the caller are used for."""
-    if not is_labelled(source):
-        return "labels: none"
-    return "labels: only measure the features; training does not see them"

@@ -192,6 +192,7 @@ def describe_method(recipe: Recipe) -> str:
     assert recipe.pretrain is not None
     return {
         "masked": f"rebuilding the hidden {recipe.pretrain.mask:.0%} of the patches",
+        "teacher": "copying the features of a teacher",
         "views": f"agreeing on {recipe.pretrain.views + recipe.pretrain.local_views} views",
     }[recipe.pretrain.method]
 
