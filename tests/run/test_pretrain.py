@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import vitrail
 from tests.run.conftest import tensors
@@ -118,6 +119,20 @@ def test_masked_pretraining_learns(unlabelled):
     assert losses[-1] < 0.75 * losses[0]
 
 
+def test_batch_norms_are_those_of_whole_images(unlabelled):
+    settings = {**TINY, "vit": {"stem": "r9", "patch": 2, "width": 16, "depth": 1, "heads": 1}}
+    done = unlabelled(settings={**settings, "train": {**TINY["train"], "steps": 3, "ema": 0.0}})
+    newest = sorted((done.folder / "checkpoints").glob("step-*"))[-1]
+    kept, trained = done.backbone.model, load_file(newest / "tensors.safetensors")
+    name = "patch_embed.backbone.layers.0.norm.running_var"
+    assert not torch.equal(kept.get_buffer(name), trained[f"model/backbone.{name}"])
+    loader = Loader(vitrail.open_data("digits"), done.backbone.preprocess, batch=64)
+    images = torch.cat([batch.images for batch in loader.evaluation("train", limit=512)])
+    with torch.no_grad():
+        seen = kept.patch_embed.backbone.layers[0].conv(images).var(dim=(0, 2, 3))
+    torch.testing.assert_close(kept.get_buffer(name), seen, rtol=0.1, atol=1e-3)
+
+
 def test_a_collapse_is_announced(unlabelled, monkeypatch, capsys):
     monkeypatch.setattr("vitrail.run.quality.COLLAPSED_RANK", 1000.0)
     done = unlabelled(quiet=False)
@@ -151,3 +166,31 @@ def test_one_image_is_not_enough(unlabelled, tree):
     (next(tree.glob("*.png"))).unlink()
     with pytest.raises(UserError, match="no images in"):
         unlabelled(data=tree)
+
+
+def test_the_report_shows_what_was_learned(unlabelled):
+    done = unlabelled(report=True)
+    page = (done.folder / "report.html").read_text()
+    for part in ("Hidden, rebuilt, true", "Patch colours", "Nearest neighbours", "random weights"):
+        assert part in page
+    assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "")
+    figures = {path.stem for path in (done.folder / "figures").glob("*.png")}
+    assert figures == {"loss", "rank", "knn", "colours", "rebuilt"}
+    strips = sorted((done.folder / "rebuilt").glob("*.png"))
+    assert [path.name for path in strips][:1] == ["hidden.png"] and len(strips) >= 3
+    with Image.open(strips[0]) as strip:
+        assert strip.size == (16 * 8 + 15, 8)
+
+
+def test_the_report_of_an_unfinished_pretraining_says_so(unlabelled, stop_at, tmp_path):
+    stop_at(7)
+    with pytest.raises(Stopped):
+        unlabelled()
+    vitrail.report(tmp_path / "run")
+    assert "Not finished: 5 of 30 steps" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_pretrainings_are_compared_with_other_runs(unlabelled, digits):
+    comparison = vitrail.compare(unlabelled("a").folder, digits("b", TINY).folder)
+    assert "learned without labels: effective rank" in str(comparison)
+    assert "linear probe" in comparison.runs[0].verdict

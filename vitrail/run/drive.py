@@ -21,7 +21,7 @@ from vitrail.evaluation import multi_label
 from vitrail.evaluation.metrics import accuracy, log_loss
 from vitrail.pretraining.objective import backbone_of
 from vitrail.run.progress import Progress
-from vitrail.run.quality import describe_collapse, evaluate_pretraining
+from vitrail.run.quality import adapt_backbone, describe_collapse, evaluate_pretraining
 from vitrail.run.recipe import Recipe
 from vitrail.run.recorder import NullRecorder
 from vitrail.run.storage.predictions import SplitOutputs, predict_split_distributed
@@ -187,8 +187,11 @@ class Driver:
         """
         with self.saved_on_error():
             self.recorder.save_rebuilt(self.learner.eval_model, self.loader, self.progress.step)
-            scores = evaluate_pretraining(self.recipe, self.learner, self.loader, self.world)
-        self.recorder.save_best(self.learner.eval_model, None)
+            backbone = adapt_backbone(self.learner, self.loader)
+            scores = evaluate_pretraining(
+                self.recipe, self.learner, backbone, self.loader, self.world
+            )
+        self.recorder.save_best(backbone, None)
         if (collapse := describe_collapse(scores, method)) is not None:
             self.recorder.print(f"warning: {collapse}")
         return scores

@@ -7,10 +7,14 @@ from typing import Any
 from vitrail import files
 from vitrail.data.loader import Loader
 from vitrail.model.vit import ViT
-from vitrail.pretraining.objective import backbone_of
 from vitrail.run.drive import Driver
 from vitrail.run.progress import Progress
-from vitrail.run.quality import describe_collapse, evaluate_pretraining, probe_backbone
+from vitrail.run.quality import (
+    adapt_backbone,
+    describe_collapse,
+    evaluate_pretraining,
+    probe_backbone,
+)
 from vitrail.run.recipe import Recipe
 from vitrail.run.recorder import open_recorder
 from vitrail.run.request import Options
@@ -41,7 +45,8 @@ def complete_pretraining(
     metadata |= {"classes": None, "pretraining": method}
     with open_recorder(folder, recipe, progress, metadata, options, world) as recorder:
         Driver(folder, recipe, loader, learner, progress, recorder, world).drive()
-    scores = evaluate_pretraining(recipe, learner, loader, world)
+    backbone = adapt_backbone(learner, loader)
+    scores = evaluate_pretraining(recipe, learner, backbone, loader, world)
     metrics = {
         "run": str(folder),
         "model": recipe.model,
@@ -53,7 +58,6 @@ def complete_pretraining(
         "rank": scores["val_rank"],
         "collapsed": describe_collapse(scores, method),
     }
-    backbone = backbone_of(learner.eval_model)
     metrics = world.on_leader(
         lambda: write_quality(folder, recipe, backbone, loader, metadata, metrics)
     )

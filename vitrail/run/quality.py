@@ -1,5 +1,6 @@
 """How good a backbone is that learned without labels: held-out loss, rank, neighbours, a probe."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +41,18 @@ class Features:
 
 
 def evaluate_pretraining(
-    recipe: Recipe, learner: Learner, loader: Loader, world: World
+    recipe: Recipe, learner: Learner, backbone: ViT, loader: Loader, world: World
 ) -> dict[str, Any]:
-    """Held-out loss, effective rank and, with labels, k-NN accuracy of the EMA weights."""
+    """Held-out loss, effective rank and, with labels, k-NN accuracy of the EMA weights.
+
+    `backbone` is the one that `adapt_backbone` returns for them.
+    """
     assert recipe.pretrain is not None
     model, width = learner.eval_model, recipe.vit.width
     taught = recipe.pretrain.method == "teacher"
     columns = width + recipe.teacher.features if taught and recipe.teacher else 1
     losses = predict_split_distributed(model, loader, "val", learner.dtype, world, columns)
-    adapt_norms(backbone_of(model), loader)
-    extractor = PatchFeatures(backbone_of(model))
+    extractor = PatchFeatures(backbone)
     found = predict_split_distributed(extractor, loader, "val", learner.dtype, world, width)
 
     def score() -> dict[str, Any]:
@@ -88,13 +91,22 @@ def can_probe(loader: Loader) -> bool:
     return is_labelled(loader.source) and not is_multi_label(loader.source)
 
 
+def adapt_backbone(learner: Learner, loader: Loader) -> ViT:
+    """The backbone of the EMA weights, for whole images: what is measured and saved.
+
+    The batch norms of a convolutional stem have seen images with hidden patches, so a copy gets
+    their statistics of whole ones; the training itself is not changed.
+    """
+    backbone = backbone_of(learner.eval_model)
+    if backbone.config.small_stem:
+        backbone = copy.deepcopy(backbone)
+        adapt_norms(backbone, loader)
+    return backbone
+
+
 @torch.no_grad()
 def adapt_norms(backbone: ViT, loader: Loader) -> None:
-    """Computes the statistics of batch norms again, from whole training images.
-
-    The norms of a convolutional stem have seen images with hidden patches. Training itself does
-    not read these statistics, so that it is not changed.
-    """
+    """Computes the statistics of batch norms again, from whole training images."""
     norms = [module for module in backbone.modules() if isinstance(module, BatchNorm)]
     if not norms:
         return

@@ -34,15 +34,10 @@ def save_rebuilt(folder: Path, model: MaskedAutoencoder, loader: Loader, step: i
 
 
 def join_strip(pixels: NDArray[np.uint8]) -> Image.Image:
-    """Images (B, H, W, 3) side by side."""
-    return Image.fromarray(np.concatenate(list(pixels), axis=1))
-
-
-def split_strip(path: Path) -> list[NDArray[np.uint8]]:
-    """The images of a strip."""
-    true = Image.open(path.parent / TRUE)
-    count = min(IMAGES, max(1, round(true.width / true.height)))
-    return np.split(np.asarray(Image.open(path)), count, axis=1)
+    """Images (B, H, W, 3) side by side, with a transparent pixel between them."""
+    opaque = np.concatenate([pixels, np.full_like(pixels[..., :1], 255)], axis=3)
+    spaced = np.pad(opaque, ((0, 0), (0, 0), (0, 1), (0, 0)))
+    return Image.fromarray(np.concatenate(list(spaced), axis=1)[:, :-1])
 
 
 def prune_strips(folder: Path, step: int) -> None:

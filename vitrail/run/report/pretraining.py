@@ -111,9 +111,10 @@ def draw_colours(backbone: ViT, samples: Samples) -> Image.Image:
     device = next(backbone.parameters()).device
     colours = feature_pca(backbone, samples.images[rows].to(device)).cpu().numpy()
     patches = (255 * colours).round().astype(np.uint8)  # (B, rows, columns, 3)
-    true = enlarge(join_strip(samples.pixels[rows]))
-    below = join_strip(patches).resize(true.size, Image.Resampling.NEAREST)
-    return Image.fromarray(np.concatenate([np.asarray(true), np.asarray(below)]))
+    patch = backbone.config.patch
+    patches = patches.repeat(patch, axis=1).repeat(patch, axis=2)
+    strips = [enlarge(join_strip(strip)) for strip in (samples.pixels[rows], patches)]
+    return Image.fromarray(np.concatenate([np.asarray(strip) for strip in strips]))
 
 
 def enlarge(strip: Image.Image) -> Image.Image:
