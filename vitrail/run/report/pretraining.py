@@ -74,6 +74,9 @@ def draw_pretraining(
 def draw_curve(record: Record, name: str, keys: tuple[str, ...]) -> Any:
     """One chart over the steps; None if the log has no such numbers."""
     curves = []
+    if name == "loss" and record.steps:
+        steps, losses = ([line[key] for line in record.steps] for key in ("step", "loss"))
+        curves.append(Curve(label="", x=steps, y=losses, faint=True))
     for key, colour in zip(keys, ("blue", "amber"), strict=False):
         lines = [line for line in record.epochs if line.get(key) is not None]
         x, y = [line["step"] for line in lines], [line[key] for line in lines]
