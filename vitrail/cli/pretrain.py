@@ -39,7 +39,9 @@ NO_PRETRAIN = _PretrainFlags()
 if TYPE_CHECKING:
     PretrainSettings: TypeAlias = Any
 else:
-    PretrainSettings = Annotated[_PretrainFlags, tyro.conf.arg(help="the method")]
+    PretrainSettings = Annotated[
+        _PretrainFlags, tyro.conf.arg(help="the method (default: chosen from the data)")
+    ]
 
 
 def pretrain(

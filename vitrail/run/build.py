@@ -49,6 +49,8 @@ def check_recipe(recipe: Recipe, summary: DataSummary) -> None:
     vit, preprocess = recipe.vit, recipe.preprocess
     if recipe.pretrain is not None:
         check_pretraining(vit, recipe.pretrain)
+        if recipe.train.batch // recipe.train.accumulate < 2:
+            raise UserError("a batch norm needs two images or more; raise `train.batch`")
     elif vit.head == "none":
         raise UserError("a model with vit.head none cannot classify; set `vit.head='linear'`")
     check_image_size(preprocess.height, preprocess.width, vit.patch)

@@ -16,6 +16,7 @@ from vitrail.run import finish
 from vitrail.run.build import make_learner, make_loader
 from vitrail.run.dataset import check_unchanged, open_on_all_ranks, shared_fingerprint
 from vitrail.run.progress import Progress
+from vitrail.run.rebuilt import REBUILT
 from vitrail.run.recipe import (
     Recipe,
     read_recipe,
@@ -142,6 +143,7 @@ def return_finished(
 def read_stored(folder: Path, skip_broken: bool) -> Recipe:
     """The recipe of a run, after removing what a kill may have left in its folder."""
     files.remove_temporary(folder, RECIPE, LOG, MODEL, METRICS, predictions.FILE)
+    files.remove_temporary(folder / REBUILT, "*.png")
     recipe = settings_from_dict(Recipe, read_recipe(folder / RECIPE))
     if skip_broken:
         recipe = replace(recipe, data=replace(recipe.data, skip_broken=True))
