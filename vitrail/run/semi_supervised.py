@@ -14,7 +14,7 @@ from vitrail.run.terminal import Terminal
 
 SHARE = 0.5  # of the minutes for the pretraining
 SHARED = ("vit", "train", "preprocess")  # sections that both runs use
-LABELLED_ONLY = ("smoothing", "class_weights", "layer_decay", "lr", "steps", "epochs", "patience")
+LABELLED_ONLY = ("smoothing", "class_weights", "layer_decay", "lr", "patience")
 
 
 def pretrain_first(
