@@ -23,6 +23,7 @@ CALLABLES = {name: getattr(vitrail, name) for name in FUNCTIONS} | METHODS
 
 VERBS = {  # command: the function with the same arguments
     "train": vitrail.train,
+    "pretrain": vitrail.pretrain,
     "resume": vitrail.resume,
     "check": vitrail.check,
     "search": vitrail.search,

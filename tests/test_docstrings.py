@@ -66,6 +66,9 @@ def workplace(tmp_path_factory):
                 report=False,
                 quiet=True,
             )
+        vitrail.pretrain(
+            "digits", epochs=1, settings=TINY, out="runs/digits-pre-1", report=False, quiet=True
+        )
         vitrail.export("runs/digits-1", "digits.onnx", features=True)
     digits = vitrail.open_data("digits")
     Image.fromarray(digits[0].content[:, :, 0]).save(place / "digit.png")

@@ -20,8 +20,10 @@ from vitrail.data.config import AUGMENT_PRESETS, Augment, DataConfig, Preprocess
 from vitrail.model.config import ViTConfig
 from vitrail.model.embed import rotary_positions
 from vitrail.model.vit import ViT
+from vitrail.pretraining.config import PretrainConfig
 from vitrail.run.auto import DataSummary, choose_from_scratch
 from vitrail.run.fine_tuning import Budget, choose_fine_tuning
+from vitrail.run.unlabelled import choose_pretraining
 from vitrail.training.config import TrainConfig
 from vitrail.zoo.presets import PRESETS, preset
 from vitrail.zoo.weights import PUBLISHED
@@ -34,7 +36,7 @@ ROWS = [  # a folder imports only from lower rows
     ["tuning"],
     ["run"],
     ["inference"],
-    ["zoo", "insight", "heads", "exporting", "audit"],
+    ["zoo", "insight", "heads", "pretraining", "exporting", "audit"],
     ["model", "data", "training", "evaluation"],
     ["display"],
 ]
@@ -336,6 +338,7 @@ def test_no_setting_of_a_model_is_dead():
 OPERATIONAL = {  # how a run is carried out, not what it learns; and what only the user can know
     *("train.save_every", "train.log_every", "train.precision", "train.seed", "train.patience"),
     *("data.skip_broken", "data.workers", "data.cache_gb", "data.disk_gb", "data.columns"),
+    "data.labelled",
 }
 
 
@@ -357,13 +360,20 @@ def chosen_settings() -> Iterator[dict[str, dict[str, object]]]:
         yield choose_fine_tuning(
             photos, "Ti/16", vit, None, None, tune=tune, budget=budget
         ).settings
+    grey = replace(even, side=8, channels=1)
+    for images in (even, grey, replace(even, side=400)):
+        for method in ("masked", "views"):
+            yield choose_pretraining(images, method, device="cuda").settings
     for published in PUBLISHED:
         yield {"preprocess": published.preprocess}
 
 
 @pytest.mark.parametrize(
     ("section", "config"),
-    [("train", TrainConfig), ("data", DataConfig), ("preprocess", Preprocess)],
+    [
+        *[("train", TrainConfig), ("data", DataConfig), ("preprocess", Preprocess)],
+        ("pretrain", PretrainConfig),
+    ],
 )
 def test_no_setting_of_a_run_is_dead(section, config):
     tables = [settings.get(section, {}) for settings in chosen_settings()]

@@ -34,12 +34,15 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.run.check import check as check
     from vitrail.run.estimators import ViTClassifier as ViTClassifier
     from vitrail.run.estimators import ViTFeatures as ViTFeatures
+    from vitrail.run.pretrain import pretrain as pretrain
     from vitrail.run.report.compare import Comparison as Comparison
     from vitrail.run.report.compare import compare as compare
     from vitrail.run.report.make import Report as Report
     from vitrail.run.report.make import report as report
+    from vitrail.run.result import Pretraining as Pretraining
     from vitrail.run.result import Run as Run
     from vitrail.run.resume import resume as resume
+    from vitrail.run.teacher import Teacher as Teacher
     from vitrail.run.train import train as train
     from vitrail.server.http_client import client as client
     from vitrail.server.serve import serve as serve
@@ -70,9 +73,11 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "HeadComparison": "vitrail.inference.head_comparison",
     "ModelInfo": "vitrail.zoo.models",
     "Prediction": "vitrail.inference.prediction",
+    "Pretraining": "vitrail.run.result",
     "Report": "vitrail.run.report.make",
     "Run": "vitrail.run.result",
     "SearchResult": "vitrail.tuning.result",
+    "Teacher": "vitrail.run.teacher",
     "UserError": "vitrail.errors",
     "Verification": "vitrail.inference.verify",
     "ViT": "vitrail.model.vit",
@@ -96,6 +101,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "monitor": "vitrail.inference.monitor",
     "open_data": "vitrail.data.open",
     "preset": "vitrail.zoo.presets",
+    "pretrain": "vitrail.run.pretrain",
     "report": "vitrail.run.report.make",
     "resume": "vitrail.run.resume",
     "search": "vitrail.tuning.optimize",
@@ -120,9 +126,11 @@ __all__ = [
     "HeadComparison",
     "ModelInfo",
     "Prediction",
+    "Pretraining",
     "Report",
     "Run",
     "SearchResult",
+    "Teacher",
     "UserError",
     "Verification",
     "ViT",
@@ -146,6 +154,7 @@ __all__ = [
     "monitor",
     "open_data",
     "preset",
+    "pretrain",
     "report",
     "resume",
     "search",

@@ -27,7 +27,12 @@ from vitrail.data.config import Columns, LabelKind
 from vitrail.model.config import ViTConfig
 from vitrail.zoo import weights
 
-CHOSEN_SECTIONS = ("vit", "preprocess", "data.augment")  # no setting of these has a fixed default
+CHOSEN_SECTIONS = (
+    "vit",
+    "preprocess",
+    "data.augment",
+    "pretrain",
+)  # no setting of these has a fixed default
 CHOSEN_SETTINGS = {  # of the other sections; a test compares this with `run.auto`
     *("train.epochs", "train.batch", "train.optimizer", "train.lr", "train.weight_decay"),
     *("train.warmup", "train.schedule", "train.layer_decay", "train.smoothing", "train.ema"),

@@ -28,6 +28,7 @@ VERBS = (
     "demo",
     "check",
     "train",
+    "pretrain",
     "resume",
     "evaluate",
     "predict",
@@ -45,7 +46,7 @@ VERBS = (
     "models",
     "datasets",
 )
-TRAINING_VERBS = ("demo", "train", "resume", "search")
+TRAINING_VERBS = ("demo", "train", "pretrain", "resume", "search")
 BUSY_CORES = 0.5  # other programs that use more than this share the machine
 OUTPUT_ERRORS = "vitrail-output"  # the name of an error handler of codecs
 EXIT_SIGPIPE = 128 + 13  # as shells report SIGPIPE; Windows does not define the signal

@@ -2,6 +2,7 @@
 
 import vitrail
 from vitrail.cli.flags import Device, RunFolder, SkipBroken, Switch, Timeout
+from vitrail.cli.pretrain import print_quality
 from vitrail.cli.train import print_results
 
 
@@ -22,4 +23,5 @@ def resume(
     """
     resumed = vitrail.resume(run, device=device, timeout=timeout, skip_broken=skip_broken)
     if resumed.is_leader:
-        print_results(resumed.metrics, json)
+        show = print_quality if "method" in resumed.metrics else print_results
+        show(resumed.metrics, json)

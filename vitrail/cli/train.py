@@ -67,6 +67,8 @@ def train(
     model: Architecture = None,
     weights: Weights = "auto",
     tune: TunedPart = "auto",
+    teacher: Annotated[str | None, unset(metavar="MODEL")] = None,
+    labels_only: OptionalFloat = None,
     minutes: OptionalFloat = None,
     epochs: OptionalInt = None,
     recipe: RecipeFile = None,
@@ -86,6 +88,10 @@ def train(
     Chooses a recipe from the data and explains it, trains, and writes a run folder with a report.
 
     Args:
+        teacher: run, weights or timm:NAME to learn from: its answers if it has the same classes,
+            else its features; its time counts
+        labels_only: fraction of the training images whose labels are used; with --from auto, small
+            images are first pretrained on without labels, for half of the time
         minutes: total time, including evaluation and report; sets the number of steps
         epochs: passes over the training images, instead of --minutes
         seed: random seed of initialisation, data order, augmentation and dropout (default: 0)
@@ -100,6 +106,8 @@ def train(
         model=model,
         weights=weights,
         tune=tune,
+        teacher=teacher,
+        labels_only=labels_only,
         minutes=minutes,
         epochs=epochs,
         recipe=recipe,

@@ -13,7 +13,7 @@ MIN_CROP = 0.05  # a smaller ratio would resize images to more than 20 times `si
 Policy = Literal["none", "trivial", "rand"]
 Interpolation = Literal["bilinear", "bicubic"]
 PixelType = Literal["uint8", "uint16", "float32"]
-LabelKind = Literal["single", "multi"]
+LabelKind = Literal["single", "multi", "partial", "none"]
 
 # Mean and standard deviation of red, green and blue that published weights expect.
 NORMALISATIONS = {
@@ -158,7 +158,10 @@ class Columns:
 class DataConfig:
     augment: Augment = field(default_factory=Augment)  # augmentation of training images
     columns: Columns = field(default_factory=Columns)  # column names of a table
-    labels: LabelKind | None = None  # labels per image: single, or multi, any number of them
+    labels: LabelKind | None = (
+        None  # labels per image: single, multi, partial (some have none), none
+    )
+    labelled: float = 1.0  # fraction of the training images whose labels are used
     train_size: int | None = None  # resolution in training, if below that of preprocessing (FixRes)
     balanced: bool = False  # sample every class equally often, whatever its number of images
     skip_broken: bool = False  # skip unreadable images and report how many
@@ -168,11 +171,13 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.labels not in (None, *get_args(LabelKind)):
-            raise UserError(f"labels is {self.labels!r}; choose single or multi")
+            raise UserError(f"labels is {self.labels!r}; choose single, multi, partial or none")
         if self.labels == "multi" and self.balanced:
             raise UserError(
                 "balanced sampling needs one label per image; use `train.class_weights=True`"
             )
+        if not 0 < self.labelled <= 1:
+            raise UserError(f"labelled is {self.labelled!r}; give a fraction above 0, at most 1")
         if self.train_size is not None and not self.train_size > 0:
             raise UserError(f"train_size is {self.train_size}; give a number of pixels above 0")
         for name in ("workers", "cache_gb", "disk_gb"):

@@ -81,7 +81,7 @@ def open_heic(stream: io.BytesIO) -> Image.Image:
         raise UserError(
             "HEIC needs the package pillow-heif; pip install 'vitrail[heic]'"
         ) from error
-    image: Image.Image = HeifImageFile(stream)
+    image: Image.Image = HeifImageFile(stream)  # type: ignore[no-untyped-call]
     return image
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitrail.data import augment
 from vitrail.data.config import Augment, DataConfig, Preprocess
@@ -47,6 +48,11 @@ class Batch:
     items: Items  # indices of the images in the source
     step: int
     epoch: int
+    mirrored: NDArray[np.bool_] | None = None  # images that were flipped; None in evaluation
+
+
+# What a teacher adds to the targets of a training batch: columns (B, A).
+Annotate = Callable[[Batch], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +100,7 @@ class Loader:
             and max(preprocess.height, preprocess.width) <= SMALL_SIZE
         )
         self.inputs: Tensor | None = None  # what training batches hold instead of images
+        self.annotate: Annotate | None = None  # class probabilities and its columns are the targets
         workers, memory, disk = self.config.workers, self.config.cache_gb, self.config.disk_gb
         self.workers = default_workers() if workers is None else workers
         self.memory = (  # bytes left for decoded images
@@ -210,8 +217,11 @@ class Loader:
             uniforms = augment.sample_uniforms(self.seed, task.epoch, task.random_ids)
             views = torch.from_numpy((uniforms["flip"] * len(inputs)).astype(np.int64))
             rows = torch.from_numpy(np.searchsorted(self._items["train"], task.items))
-            labels = self._labels(task.items)
-            yield Batch(inputs[views, rows], labels, labels, task.items, task.step, task.epoch)
+            labels, mirrored = self._labels(task.items), views.numpy() > 0
+            x = inputs[views, rows]
+            yield self._annotated(
+                Batch(x, labels, labels, task.items, task.step, task.epoch, mirrored)
+            )
 
     def _make_batch(self, task: Task, images: Tensor) -> Batch:
         """Applies what needs the whole batch: all augmentation of small images, mixing of any."""
@@ -226,7 +236,19 @@ class Loader:
             rng = np.random.default_rng((MIX_STREAM, self.seed, task.step, self.rank))
             classes = len(self.source.classes)
             x, targets = augment.mixup_or_cutmix(x, labels, classes, settings, rng)
-        return Batch(x, labels, targets, task.items, task.step, task.epoch)
+        mirrored = uniforms["flip"] < settings.flip
+        return self._annotated(
+            Batch(x, labels, targets, task.items, task.step, task.epoch, mirrored)
+        )
+
+    def _annotated(self, batch: Batch) -> Batch:
+        """The batch with what a teacher adds to its targets, if there is one."""
+        if self.annotate is None:
+            return batch
+        targets = batch.targets
+        if targets.ndim == 1:
+            targets = F.one_hot(targets, len(self.source.classes)).float()
+        return replace(batch, targets=torch.cat([targets, self.annotate(batch)], dim=1))
 
     def evaluation(
         self, split: Split, batch: int | None = None, limit: int | None = None

@@ -1,15 +1,17 @@
 """Opens a data set by its path or name: folder, table, zip, tar shards, hub, or built-in set."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+
 from vitrail import files
 from vitrail.arguments import check_arguments
 from vitrail.data.config import Columns, LabelKind
-from vitrail.data.source import Source
+from vitrail.data.source import UNLABELLED, Source
 from vitrail.data.sources import builtin, layouts, shards, table
 from vitrail.data.sources.archive import ZipTree
 from vitrail.data.sources.catalogue import DATASETS
@@ -43,7 +45,9 @@ def open_data(
             indices from 0. By default the labels found are the classes, in natural order.
         labels: "multi" if an image may have any number of labels: in a table label cells with a
             separator, JSON lists or a column of 0 and 1 for each class; in a folder the same image
-            in several class folders. "single" accepts class names that contain a separator.
+            in several class folders. "single" accepts class names that contain a separator. "none"
+            opens images without labels, in any tree of folders; "partial" opens the rows of a
+            table that have a label.
         split: assign images without a given split to train, val and test. If false, they all
             become "test" and any number of images and classes is valid, as for evaluation.
         progress: show a progress bar on stderr if it is a terminal.
@@ -59,7 +63,7 @@ def open_data(
     """
     names = make_columns(columns)
     if labels not in (None, *get_args(LabelKind)):
-        raise UserError(f"`labels` is {labels!r}; choose single or multi")
+        raise UserError(f"`labels` is {labels!r}; choose single, multi, partial or none")
     settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
     if not str(data):
         raise UserError(describe_unknown("", False, tuple(DATASETS)))
@@ -71,16 +75,20 @@ def open_data(
         raise UserError(f"cannot open {data}: {files.describe_os_error(error)}") from error
     if labels == "multi" and (data in DATASETS or tars or is_hub):
         raise UserError(f"{data} has one label per image; omit `data.labels`")
+    if labels == "partial" and (data in DATASETS or tars or is_hub):
+        raise UserError(f"{data} is not a table, whose labels may be missing; omit `data.labels`")
     if is_hub:
-        return open_hub_dataset(str(data), columns=names, **settings)
+        opened: Source = open_hub_dataset(str(data), columns=names, **settings)
+        return drop_labels(opened) if labels == "none" else opened
     if is_file and path.suffix.lower() in TABLE_SUFFIXES:
         return table.open_table(path, columns=names, labels=labels, **settings)
     if (data in DATASETS or tars) and names != DEFAULT_COLUMNS:
         raise UserError(f"{data} is not a table; omit `data.columns`")
     if isinstance(data, str) and data in DATASETS:
-        return builtin.open_builtin(data, **settings)
+        opened = builtin.open_builtin(data, **settings)
+        return drop_labels(opened) if labels == "none" else opened
     if tars:
-        return shards.open_shards(path, tars, **settings)
+        return shards.open_shards(path, tars, labelled=labels != "none", **settings)
     if (tree := make_tree(path)) is None:
         raise UserError(describe_unknown(str(data), path.exists(), tuple(DATASETS)))
     return layouts.open_tree(tree, columns=names, labels=labels, **settings)
@@ -104,6 +112,13 @@ def has_columns(data: str | Path, columns: Columns) -> bool:
         return True
     tree = make_tree(path) if data not in DATASETS else None
     return tree is not None and layouts.has_tables(tree, columns)
+
+
+def drop_labels(source: Any) -> Source:
+    """The same images in the same splits, without labels."""
+    labels = np.zeros(len(source), np.int64)
+    unlabelled: Source = replace(source, labels=labels, classes=(UNLABELLED,))
+    return unlabelled
 
 
 def make_columns(columns: Mapping[str, str] | Columns | None) -> Columns:

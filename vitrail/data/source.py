@@ -9,10 +9,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.config import LabelKind
 from vitrail.data.reading.contents import expect_reads
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+UNLABELLED = "unlabelled"  # the only class of a data set without labels
 SAMPLE_SIZE = 64  # images whose median size and usual channels decide on the recipe
 
 
@@ -74,9 +76,21 @@ class Source(Protocol):
         """Reads one item; a `UserError` says why it cannot be read, without naming it."""
 
 
+def is_labelled(source: Source) -> bool:
+    """Whether the images have labels."""
+    return source.classes != (UNLABELLED,)
+
+
 def is_multi_label(source: Source) -> bool:
     """Whether an image may have any number of labels."""
     return source.labels.ndim == 2
+
+
+def label_kind(source: Source) -> LabelKind:
+    """How many labels an image has."""
+    if not is_labelled(source):
+        return "none"
+    return "multi" if is_multi_label(source) else "single"
 
 
 def count_labels(source: Source, items: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """Assigns images to train, val and test: as given, or by a hash of each file."""
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.reading.contents import expect_reads
-from vitrail.data.source import Source, count_labels, is_multi_label
+from vitrail.data.source import UNLABELLED, Source, count_labels, is_labelled, is_multi_label
 from vitrail.data.sources.index_cache import load_arrays, save_arrays
 from vitrail.data.sources.names import PackedNames
 from vitrail.display.progress import progress_bar
@@ -46,7 +47,7 @@ def assign_splits(source: AnySource, *, split: bool, progress: bool) -> AnySourc
     if not split:
         return replace(source, splits=np.where(given == "", "test", given))
     multi = is_multi_label(source)
-    if len(source.classes) < 2 and not multi:
+    if len(source.classes) < 2 and not multi and is_labelled(source):
         raise UserError(
             f"{source.name} has only one class, {source.classes[0]!r}; training needs at least 2"
         )
@@ -99,8 +100,9 @@ def split_by_hash(
         items = order[starts[number] : starts[number + 1]]
         distinct, inverse = np.unique(hashes[items], return_inverse=True)
         if len(distinct) <= len(held_out):
+            whose = "the data" if name == UNLABELLED else f"class {name!r}"
             raise UserError(
-                f"class {name!r} has {len(distinct)} different image{'s' * (len(distinct) != 1)}; "
+                f"{whose} has {len(distinct)} different image{'s' * (len(distinct) != 1)}; "
                 f"it needs at least {len(held_out) + 1}, for train and {' and '.join(held_out)}"
             )
         boundaries = find_boundaries(distinct, len(held_out))
@@ -158,6 +160,23 @@ def find_boundaries(distinct: NDArray[np.uint64], held_out: int) -> list[int]:
         lowest = boundaries[-1] + 1 if boundaries else 1
         boundaries.append(min(max(end, lowest), len(distinct) - 1 - held_out + number))
     return boundaries
+
+
+def keep_labels(source: AnySource, fraction: float) -> AnySource:
+    """Leaves only this fraction of the training images of each class, at least one, in a split.
+
+    A hash of each name decides, so that a smaller fraction is a part of a larger one.
+    """
+    if fraction == 1:
+        return source
+    if is_multi_label(source):
+        raise UserError("a part of the labels can be used only if each image has one label")
+    splits = source.splits.copy()
+    for label in range(len(source.classes)):
+        items = np.flatnonzero((source.splits == "train") & (source.labels == label))
+        order = sorted(items.tolist(), key=lambda item: hash_content(source.ids[item].encode()))
+        splits[order[max(1, math.ceil(fraction * len(order))) :]] = ""
+    return replace(source, splits=splits)
 
 
 def hash_content(content: bytes | np.ndarray) -> bytes:

@@ -13,7 +13,7 @@ from vitrail.data.pixels import majority_channels, widest_type
 from vitrail.data.source import (
     Source,
     count_labels,
-    is_multi_label,
+    label_kind,
     sample_indices,
     split_indices,
 )
@@ -54,11 +54,13 @@ class DataSummary:
     def __str__(self) -> str:
         kind = {1: "grey", 3: "colour"}.get(self.channels, f"{self.channels}-channel")
         kind = {"uint8": "", "uint16": "16-bit ", "float32": "float "}[self.pixels] + kind
-        return (
-            f"{self.images:,} {kind} training images of {self.classes} classes"
-            f"{', any number per image' if self.labels == 'multi' else ''}, "
-            f"{self.side} pixels on the short side"
-        )
+        classes = {
+            "single": f" of {self.classes} classes",
+            "multi": f" of {self.classes} classes, any number per image",
+            "none": "",
+        }[self.labels]
+        side = f"{self.side} pixels on the short side"
+        return f"{self.images:,} {kind} training images{classes}, {side}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ def summarise(source: Source) -> DataSummary:
         channels=majority_channels(image.shape[2] for image in images),
         pixels=widest_type(str(image.dtype) for image in images),
         imbalance=float(counts.max() / max(1, counts.min())),
-        labels="multi" if is_multi_label(source) else "single",
+        labels=label_kind(source),
     )
 
 
@@ -100,6 +102,7 @@ def choose_from_scratch(
     summary: DataSummary,
     *,
     model: str | None = None,
+    vit: ViTConfig | None = None,
     minutes: float | None = None,
     epochs: int | None = None,
     steps: int = 0,
@@ -107,15 +110,15 @@ def choose_from_scratch(
     device: str = "cpu",
     processes: int = 1,
 ) -> Choice:
-    """The settings for training from scratch; `steps`, of `batch` images, win over epochs."""
-    rate = CPU_RATE * torch.get_num_threads()
-    if device != "cpu":
-        rate = GPU_RATES.get(device, GPU_RATES["cuda"])
-    rate *= processes
+    """The settings for training from scratch; `steps`, of `batch` images, win over epochs.
+
+    `vit` is the architecture called `model`, if it is not a preset.
+    """
+    rate = device_rate(device, processes)
     wanted = steps * (batch or batch_size(summary)) / summary.images if steps else epochs
     if model is None:
         model, vit = choose_model(summary, device, rate, minutes, wanted)
-    else:
+    elif vit is None:
         vit = named_vit(summary, model)
     vit = replace(vit, channels=summary.channels, classes=summary.classes)
     expected = expected_epochs(summary, vit, rate, minutes, wanted)
@@ -148,6 +151,14 @@ def choose_from_scratch(
         },
         reasons=reasons,
     )
+
+
+def device_rate(device: str, processes: int = 1) -> float:
+    """Multiply-adds per second in training, of all processes."""
+    rate = CPU_RATE * torch.get_num_threads()
+    if device != "cpu":
+        rate = GPU_RATES.get(device, GPU_RATES["cuda"])
+    return rate * processes
 
 
 def input_size(side: int, device: str) -> tuple[int, int]:

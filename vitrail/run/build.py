@@ -4,6 +4,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,17 @@ from vitrail.errors import UserError
 from vitrail.model.attention import Attention
 from vitrail.model.config import ViTConfig, check_image_size
 from vitrail.model.vit import ViT
+from vitrail.pretraining.config import PretrainConfig
+from vitrail.pretraining.masked import MaskedAutoencoder
+from vitrail.pretraining.objective import Pretrainer, count_nothing, sum_losses
+from vitrail.pretraining.teacher import (
+    FeatureStudent,
+    count_taught,
+    distillation,
+    feature_copying,
+    feature_distillation,
+)
+from vitrail.pretraining.views import AgreeingViews
 from vitrail.run.auto import DataSummary
 from vitrail.run.recipe import Recipe, settings_to_dict
 from vitrail.training.distributed import SINGLE, World
@@ -26,13 +38,20 @@ log = logging.getLogger(__name__)
 
 MIN_PATCHES = 9  # with fewer, attention has too little to compare
 USUAL_GRID = 8  # patches per side that an error message proposes
-NO_WEIGHT_DECAY = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
+NO_WEIGHT_DECAY = (
+    *("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent", "mask_token"),
+)
+WRAPPED = re.compile(r"^(backbone|decoder)\.")  # parts of a model that learns without labels
 
 
 def check_recipe(recipe: Recipe, summary: DataSummary) -> None:
     """Raises if the recipe cannot train on this data, and says which setting to change."""
     vit, preprocess = recipe.vit, recipe.preprocess
-    if vit.head == "none":
+    if recipe.pretrain is not None:
+        check_pretraining(vit, recipe.pretrain)
+        if recipe.train.batch // recipe.train.accumulate < 2:
+            raise UserError("a batch norm needs two images or more; raise `train.batch`")
+    elif vit.head == "none":
         raise UserError("a model with vit.head none cannot classify; set `vit.head='linear'`")
     check_image_size(preprocess.height, preprocess.width, vit.patch)
     if recipe.patches < MIN_PATCHES:
@@ -53,6 +72,16 @@ def check_recipe(recipe: Recipe, summary: DataSummary) -> None:
         raise UserError(
             f"{summary.images} training images are fewer than one batch of {recipe.train.batch}; "
             f"lower train.batch to {2 ** int(math.log2(summary.images))} or less"
+        )
+
+
+def check_pretraining(vit: ViTConfig, config: PretrainConfig) -> None:
+    """Raises for an architecture that the method leaves partly untrained."""
+    if vit.head != "none":
+        raise UserError("pretraining needs no head; omit `vit.head`")
+    if vit.pool == "map":
+        raise UserError(
+            f"attention pooling learns nothing from {config.method} images; set `vit.pool='avg'`"
         )
 
 
@@ -94,19 +123,63 @@ def make_learner(recipe: Recipe, device: torch.device) -> Learner:
     model.to(device)
     if recipe.tune != "all" or recipe.train.frozen:
         freeze(model, recipe.tune, recipe.train.rank, recipe.train.frozen)
+    whole = wrap_backbone(model, recipe).to(device)
     if recipe.vit.positions != "rotary" and not recipe.vit.qk_norm:
-        freeze_key_biases(model)
-    names = dict(model.named_parameters())
-    return Learner(
-        model,
+        freeze_key_biases(whole)
+    names = {name: WRAPPED.sub("", name) for name, _ in whole.named_parameters()}
+    counts = {name: count_stacked_matrices(plain, recipe.vit) for name, plain in names.items()}
+    learner = Learner(
+        whole,
         recipe.train,
-        layer_index=lambda name: layer_index(name, recipe.vit.depth),
-        no_weight_decay=[name for name in NO_WEIGHT_DECAY if name in names],
-        matrices={name: n for name in names if (n := count_stacked_matrices(name, recipe.vit))},
+        layer_index=lambda name: layer_index(name.removeprefix("backbone."), recipe.vit.depth),
+        no_weight_decay=[name for name, plain in names.items() if plain in NO_WEIGHT_DECAY],
+        matrices={name: count for name, count in counts.items() if count},
     )
+    set_criterion(learner, recipe)
+    return learner
 
 
-def freeze_key_biases(model: ViT) -> None:
+def set_criterion(learner: Learner, recipe: Recipe) -> None:
+    """The loss of a run that does not learn from labels alone."""
+    classes, width = recipe.vit.classes, recipe.vit.width
+    if recipe.pretrain is not None:
+        learner.criterion, learner.count_correct = sum_losses, count_nothing
+        if recipe.pretrain.method == "teacher":
+            learner.criterion = feature_copying(classes, width)
+    elif recipe.teacher is not None:
+        learner.count_correct = partial(count_taught, classes=classes)
+        learner.criterion = distillation(classes, recipe.teacher.temperature)
+        if recipe.teacher.features:
+            learner.criterion = feature_distillation(classes)
+
+
+def wrap_backbone(model: ViT, recipe: Recipe) -> nn.Module:
+    """The model, with the part that is thrown away at the end, if there is one."""
+    if recipe.pretrain is not None and recipe.pretrain.method != "teacher":
+        return make_pretrainer(model, recipe)
+    if recipe.teacher is not None and recipe.teacher.features:
+        if recipe.train.frozen:
+            raise UserError(
+                "a teacher with other classes teaches features, which frozen blocks cannot learn; "
+                "set `tune='all'`, or omit `teacher`"
+            )
+        return FeatureStudent(model, recipe.teacher.features)
+    return model
+
+
+def make_pretrainer(backbone: ViT, recipe: Recipe) -> Pretrainer:
+    """The backbone with the part that only its pretraining needs."""
+    assert recipe.pretrain is not None
+    if recipe.pretrain.method == "masked":
+        return MaskedAutoencoder(backbone, recipe.pretrain)
+    mean, std = (
+        torch.tensor(numbers)[:, None, None]
+        for numbers in (recipe.preprocess.mean, recipe.preprocess.std)
+    )
+    return AgreeingViews(backbone, recipe.pretrain, mean, std)
+
+
+def freeze_key_biases(model: nn.Module) -> None:
     """Zeroes the gradients of the key biases.
 
     A key bias adds the same number to all attention logits of a query, which softmax ignores. Its

@@ -6,6 +6,7 @@ from vitrail import files
 from vitrail.data.config import Columns, LabelKind
 from vitrail.data.open import open_data
 from vitrail.data.source import Source, fingerprint
+from vitrail.data.split import keep_labels
 from vitrail.errors import UserError
 from vitrail.run.recipe import Recipe
 from vitrail.run.storage.folder import DATA
@@ -13,12 +14,16 @@ from vitrail.training.distributed import World
 
 
 def open_on_all_ranks(
-    data: str, columns: Columns, labels: LabelKind | None, world: World
+    data: str, columns: Columns, labels: LabelKind | None, world: World, labelled: float = 1.0
 ) -> Source:
-    """Opens the data set on every rank; on the leader first, which may download it."""
-    return world.leader_first(
+    """Opens the data set on every rank; on the leader first, which may download it.
+
+    `labelled` is the fraction of the training images that are used, because they have a label.
+    """
+    opened = world.leader_first(
         lambda: open_data(data, columns=columns, labels=labels, progress=world.is_leader)
     )
+    return keep_labels(opened, labelled)
 
 
 def shared_fingerprint(source: Source, world: World) -> str:

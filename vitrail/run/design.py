@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import torch
 
-from vitrail.data.config import Preprocess
+from vitrail.data.config import AUGMENT_PRESETS, Augment, Preprocess
 from vitrail.data.open import resolve_data
-from vitrail.data.source import Source
+from vitrail.data.source import Source, is_labelled
 from vitrail.data.sources.catalogue import DATASETS
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
@@ -21,15 +21,22 @@ from vitrail.run.recipe import (
     Tune,
     check_settings,
     flatten_settings,
+    locate_weights,
     merge_settings,
     settings_from_dict,
     settings_to_dict,
 )
 from vitrail.run.request import AUTO, NONE, Request
+from vitrail.run.teacher import CALLABLE, sees_views
+from vitrail.run.unlabelled import choose_pretraining
+from vitrail.zoo.load import LoadedModel
+from vitrail.zoo.metadata import Metadata
 from vitrail.zoo.suggest import FoundWeights, Unreachable, find_weights
 
 PHOTO_SIDE = 96  # pixels on the short side from which images start from published weights
 PHOTO_CHANNELS = (1, 3)
+OWN_LR, OWN_LAYER_DECAY = 1 / 3, 0.75  # after a pretraining on the same images
+CHANGES_ANSWER = ("scale", "policy", "erase", "mixup", "cutmix")  # of the augmentation
 SCRATCH_COST = "on photos, training from scratch usually costs 20 to 50 points of accuracy"
 
 
@@ -56,8 +63,15 @@ def design_recipe(
     """
     check_settings(Recipe, request.settings)
     summary = auto.summarise(source)
-    start, why = choose_start(summary, request, device, download)
     requested = requested_settings(request)
+    if request.method is not None:
+        choice = design_pretraining(summary, request, requested, device, processes)
+        if request.method == "teacher":
+            keep_whole_images(choice, requested)
+        return compose_design(source, request, requested, summary, choice, device, [])
+    if not is_labelled(source):
+        raise UserError(f"{source.name} has no labels; `vitrail pretrain` learns without them")
+    start, why = choose_start(summary, request, device, download)
     if start is None and requested_tune(request) not in (AUTO, "all"):
         raise UserError(
             f"`tune` {requested_tune(request)} changes a part of pretrained weights, and this run "
@@ -67,6 +81,47 @@ def design_recipe(
         choice = design_from_scratch(summary, request, requested, device, processes)
     else:
         choice = design_fine_tuning(summary, request, requested, start, device)
+    if (teacher := request.asks_teacher) is not None:
+        name = teacher if isinstance(teacher, str) else CALLABLE
+        if not sees_views(name, device):
+            keep_whole_images(choice, requested)
+    return compose_design(source, request, requested, summary, choice, device, why)
+
+
+def keep_whole_images(choice: auto.Choice, requested: Mapping[str, Any]) -> None:
+    """Restricts the augmentation to what does not change the answer of a teacher.
+
+    It is asked once about each whole image and its mirror image, so that crops, mixtures and other
+    colours would get the answer to another image.
+    """
+    plain = settings_to_dict(Augment())
+    asked = requested.get("data", {}).get("augment", {})
+    if wrong := [name for name in CHANGES_ANSWER if asked.get(name, plain[name]) != plain[name]]:
+        raise UserError(
+            f"data.augment.{wrong[0]} changes images, and on a CPU the teacher answers only for "
+            f"whole ones; omit it, or omit `teacher`"
+        )
+    chosen = choice.settings["data"]["augment"]
+    dropped = [name for name in CHANGES_ANSWER if chosen[name] != plain[name]]
+    if dropped:
+        chosen.update({name: plain[name] for name in dropped})
+        chosen["shift"] = max(chosen["shift"], AUGMENT_PRESETS["light"].shift)
+        choice.reasons.append(
+            f"augmentation with a teacher: flips and shifts, without {', '.join(dropped)}, as it "
+            f"answers for whole images"
+        )
+
+
+def compose_design(
+    source: Source,
+    request: Request,
+    requested: Mapping[str, Any],
+    summary: auto.DataSummary,
+    choice: auto.Choice,
+    device: torch.device,
+    why: list[str],
+) -> Design:
+    """The chosen settings, changed by those requested, and checked."""
     reasons = [f"{source.name}: {summary}", explain_device(device, request.device), *why]
     reasons += choice.reasons
     if changed := list_changes(choice.settings, requested):
@@ -80,6 +135,52 @@ def design_recipe(
     recipe = settings_from_dict(Recipe, settings)
     check_recipe(recipe, summary)
     return Design(recipe=recipe, reasons=reasons, settings=choice.settings, measured=measured)
+
+
+def design_pretraining(
+    summary: auto.DataSummary,
+    request: Request,
+    requested: Mapping[str, Any],
+    device: torch.device,
+    processes: int,
+) -> auto.Choice:
+    """The choice for a run that learns without labels, from scratch unless weights are given."""
+    assert request.method is not None
+    start, train = None, requested["train"]
+    if request.start_from not in (AUTO, NONE):
+        weights = locate_start(request)
+        vit = {"head": "none", **request.settings.get("vit", {})}
+        loaded = load_for_fine_tuning(summary, weights, {**request.settings, "vit": vit})
+        assert loaded.preprocess is not None
+        name = loaded.metadata.name or Path(weights).name
+        fine_tuning.check_channels(loaded.model.config, summary, weights)
+        start = name, loaded.model.config, loaded.preprocess
+    choice = choose_pretraining(
+        summary,
+        request.method,
+        model=request.model or request.settings.get("model"),
+        start=start,
+        minutes=request.minutes,
+        epochs=train.get("epochs"),
+        steps=train.get("steps", 0),
+        batch=train.get("batch"),
+        device=device.type,
+        processes=processes,
+    )
+    if start is not None:
+        choice.settings["weights"] = weights
+        adopt_pixels(choice, summary, loaded.report.adapted)
+    return choice
+
+
+def locate_start(request: Request) -> str:
+    """The weights that the caller names, as an absolute path if they are on this machine."""
+    start = request.start_from
+    if request.model:
+        raise UserError(
+            f"`model` {request.model} and `weights` {start} both name a model; give one of them"
+        )
+    return locate_weights(start)
 
 
 def locate_source(source: Source, data: str) -> str:
@@ -99,6 +200,8 @@ def requested_settings(request: Request) -> dict[str, Any]:
     requested = {**request.settings, "train": train}
     for name in ("weights", "tune"):
         requested.pop(name, None)
+    if request.method is None and "pretrain" in requested:
+        raise UserError("the recipe is that of a pretraining; repeat it with `vitrail pretrain`")
     return requested
 
 
@@ -107,16 +210,11 @@ def choose_start(
 ) -> tuple[FoundWeights | None, list[str]]:
     """The weights to start from, None for training from scratch; and why."""
     start = request.start_from
-    if start not in (AUTO, NONE) and request.model:
-        raise UserError(
-            f"`model` {request.model} and `weights` {start} both name a model; give one of them"
-        )
     if start == NONE:
         why = "from scratch: requested"
         return None, [why] if request.weights == NONE else []
     if start != AUTO:
-        path = str(Path(start).resolve()) if Path(start).exists() else start
-        return FoundWeights(weights=path, published=None, reason=""), []
+        return FoundWeights(weights=locate_start(request), published=None, reason=""), []
     if summary.channels not in PHOTO_CHANNELS:
         why = f"published weights are for photos, not for {summary.channels} channels"
         return None, [f"from scratch: {why}"]
@@ -128,6 +226,11 @@ def choose_start(
     except Unreachable as error:
         return None, [f"from scratch: {error}; {SCRATCH_COST}"]
     return found, [found.reason]
+
+
+def starts_from_published(summary: auto.DataSummary) -> bool:
+    """Whether images of this kind start from published weights."""
+    return summary.channels in PHOTO_CHANNELS and summary.side >= PHOTO_SIDE
 
 
 def design_from_scratch(
@@ -173,10 +276,7 @@ def requested_tune(request: Request) -> str:
 
 def estimate_speed(vit: ViTConfig, device: torch.device) -> float:
     """Images per second of a forward pass, from the typical speed of such a device."""
-    rate = auto.CPU_RATE * torch.get_num_threads()
-    if device.type != "cpu":
-        rate = auto.GPU_RATES.get(device.type, auto.GPU_RATES["cuda"])
-    return rate / count_macs(vit)
+    return auto.device_rate(device.type) / count_macs(vit)
 
 
 def design_fine_tuning(
@@ -194,6 +294,8 @@ def design_fine_tuning(
         speed = estimate_speed(vit, device)
     else:
         loaded = load_for_fine_tuning(summary, start.weights, request.settings)
+        if loaded.metadata.pretraining is not None:
+            return design_from_own(summary, request, requested, loaded, start.weights, device)
         name = loaded.metadata.name or Path(start.weights).name
         vit, preprocess = loaded.model.config, loaded.preprocess
         adapted = loaded.report.adapted
@@ -216,6 +318,55 @@ def design_fine_tuning(
     choice.settings["weights"] = start.weights
     adopt_pixels(choice, summary, adapted)
     return choice
+
+
+def design_from_own(
+    summary: auto.DataSummary,
+    request: Request,
+    requested: Mapping[str, Any],
+    loaded: LoadedModel,
+    weights: str,
+    device: torch.device,
+) -> auto.Choice:
+    """The choice for weights of a pretraining: that from scratch, with lower rates."""
+    if requested_tune(request) == AUTO or requested_tune(request) == "all":
+        train = requested["train"]
+        choice = auto.choose_from_scratch(
+            summary,
+            model=loaded.metadata.name,
+            vit=loaded.model.config,
+            minutes=request.minutes,
+            epochs=train.get("epochs"),
+            steps=train.get("steps", 0),
+            batch=train.get("batch"),
+            device=device.type,
+        )
+        assert loaded.preprocess is not None
+        adapt_to_own_weights(choice, loaded.metadata, loaded.preprocess)
+        choice.settings["weights"] = weights
+        return choice
+    raise UserError(
+        f"{weights} has learned without labels, so all of it has to learn the classes; omit "
+        f"`tune`, or fit a classifier on its features with `vitrail head`"
+    )
+
+
+def adapt_to_own_weights(choice: auto.Choice, metadata: Metadata, preprocess: Preprocess) -> None:
+    """Lowers the rates of a choice from scratch, which the pretrained blocks would not survive."""
+    train = choice.settings["train"]
+    train["lr"] = round(train["lr"] * OWN_LR, 5)
+    train["layer_decay"] = OWN_LAYER_DECAY
+    choice.settings["preprocess"] = preprocess.to_dict()
+    choice.reasons[:] = [
+        line
+        for line in choice.reasons
+        if not line.startswith(("normalisation", "optimizer", "expect"))
+    ]
+    choice.reasons.append(
+        f"weights: learned from the images of {metadata.data.name} by {metadata.pretraining}; the "
+        f"recipe from scratch with learning rate {train['lr']:g} and layer decay {OWN_LAYER_DECAY}"
+    )
+    choice.reasons.append("preprocessing: that of the pretraining")
 
 
 def adopt_pixels(choice: auto.Choice, summary: auto.DataSummary, adapted: list[str]) -> None:

@@ -19,7 +19,9 @@ from vitrail.data.source import count_labels, is_multi_label, split_indices
 from vitrail.errors import UserError
 from vitrail.evaluation import multi_label
 from vitrail.evaluation.metrics import accuracy, log_loss
+from vitrail.pretraining.objective import backbone_of
 from vitrail.run.progress import Progress
+from vitrail.run.quality import adapt_backbone, describe_collapse, evaluate_pretraining
 from vitrail.run.recipe import Recipe
 from vitrail.run.recorder import NullRecorder
 from vitrail.run.storage.predictions import SplitOutputs, predict_split_distributed
@@ -128,6 +130,7 @@ class Driver:
         # a weighted loss and one of several labels differ anyway; a linear probe knows the labels
         comparable = step.number == 1 and not (config.class_weights or config.probe)
         comparable = comparable and not is_multi_label(self.loader.source)
+        comparable = comparable and self.learner.criterion is None
         if comparable and (hint := loop.first_loss_hint(step.loss, self.recipe.vit.classes)):
             self.recorder.print(hint)
         if step.number % config.log_every == 0 or step.number in (1, config.steps):
@@ -154,9 +157,15 @@ class Driver:
         line: dict[str, Any] = {"kind": "epoch", "epoch": epoch, "step": step}
         line["seconds"] = round(self.seconds(), 3)
         line["train_loss"] = progress.epoch_loss / progress.epoch_steps
+        due = epoch % self.recipe.train.evaluate_every == 0 or step == self.recipe.train.steps
+        if self.recipe.pretrain is not None:
+            line |= self.evaluate_features(self.recipe.pretrain.method) if due else {}
+            progress.start_epoch()
+            self.recorder.log_epoch(line)
+            return
         line["train_accuracy"] = progress.epoch_correct / progress.epoch_images
         line |= {"val_loss": None, "val_accuracy": None}
-        if epoch % self.recipe.train.evaluate_every == 0 or step == self.recipe.train.steps:
+        if due:
             scores = self.evaluate()
             line |= {name: value for name, value in scores.items() if name.startswith("val_")}
             new = Best(
@@ -171,6 +180,22 @@ class Driver:
         progress.start_epoch()
         self.recorder.log_epoch(line)
 
+    def evaluate_features(self, method: str) -> dict[str, Any]:
+        """Held-out loss and the quality of the features; saves the backbone as it is now.
+
+        Without labels no evaluation is the best one: a longer training has better features.
+        """
+        with self.saved_on_error():
+            self.recorder.save_rebuilt(self.learner.eval_model, self.loader, self.progress.step)
+            backbone = adapt_backbone(self.learner, self.loader)
+            scores = evaluate_pretraining(
+                self.recipe, self.learner, backbone, self.loader, self.world
+            )
+        self.recorder.save_best(backbone, None)
+        if (collapse := describe_collapse(scores, method)) is not None:
+            self.recorder.print(f"warning: {collapse}")
+        return scores
+
     def evaluate_start(self) -> None:
         """Evaluates the linear probe, so that the run never ends below it."""
         scores = self.evaluate()
@@ -184,14 +209,21 @@ class Driver:
 
         If one of its images is broken, saves a checkpoint, then raises.
         """
-        try:
+        with self.saved_on_error():
+            model = backbone_of(self.learner.eval_model)
             outputs = predict_split_distributed(
-                self.learner.eval_model, self.loader, "val", self.learner.dtype, self.world
+                model, self.loader, "val", self.learner.dtype, self.world
             )
+        return self.world.on_leader(lambda: score_validation(outputs))
+
+    @contextmanager
+    def saved_on_error(self) -> Iterator[None]:
+        """Saves a checkpoint if the block raises a `UserError`."""
+        try:
+            yield
         except UserError:
             self.save_and_announce()
             raise
-        return self.world.on_leader(lambda: score_validation(outputs))
 
     def is_out_of_patience(self, step: int) -> bool:
         """Whether early stopping is due; it is decided at evaluations only."""

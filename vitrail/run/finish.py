@@ -52,6 +52,12 @@ def complete_run(
 ) -> Run:
     """Trains from where `progress` is to the end, evaluates the best weights, makes the report."""
     metadata = describe_model(recipe, loader, progress.fingerprint)
+    if recipe.pretrain is not None:
+        from vitrail.run.finish_pretraining import complete_pretraining
+
+        return complete_pretraining(
+            folder, recipe, loader, learner, progress, metadata, options, world
+        )
     with open_recorder(folder, recipe, progress, metadata, options, world) as recorder:
         Driver(folder, recipe, loader, learner, progress, recorder, world).drive()
         if progress.best is None:  # the model file was lost, and no evaluation followed

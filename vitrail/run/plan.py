@@ -16,6 +16,7 @@ from vitrail.errors import UserError
 from vitrail.evaluation.loop import compute_logits
 from vitrail.inference.calibrate import count_reference_images
 from vitrail.run import auto
+from vitrail.run.quality import PROBE_IMAGES, PROBE_PASSES
 from vitrail.run.recipe import Recipe
 from vitrail.run.terminal import Terminal
 from vitrail.training import loop
@@ -60,6 +61,8 @@ def plan_steps(
         seconds = trial_seconds(recipe.train, minutes)
         timing = measure_timing(recipe, loader, learner, seconds, world)
     compared = count_reference_images(recipe.vit)
+    if recipe.pretrain is not None:
+        compared = PROBE_PASSES * PROBE_IMAGES
     decided = world.on_leader(
         lambda: decide_length(recipe, loader, timing, minutes, started, terminal, compared)
     )
@@ -81,11 +84,13 @@ def decide_length(
     """
     config = recipe.train
     counts = {split: len(split_indices(loader.source, split)) for split in SPLITS}
+    if recipe.pretrain is not None:
+        counts["test"] = 0  # is never read
     # computed from counts, not from timing, so that the same command gives the same run
     cost = counts["val"] / (FORWARDS_PER_STEP * counts["train"])
     every = config.evaluate_every or max(1, math.ceil(cost / EVALUATION_SHARE))
     step = timing.step + timing.image * counts["val"] / (every * loader.steps)
-    compared = min(compared, counts["train"])
+    compared = min(compared, counts["train"] * (1 if recipe.pretrain is None else PROBE_PASSES))
     final = timing.image * (counts["val"] + counts["test"] + compared) + RESULTS_SECONDS
     if minutes is not None:
         left = 60 * minutes - (time.monotonic() - started) - final

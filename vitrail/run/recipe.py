@@ -12,6 +12,7 @@ from vitrail.data.config import Augment, Columns, DataConfig, Preprocess
 from vitrail.decoding import describe_type, has_type, read_toml
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
+from vitrail.pretraining.config import PretrainConfig, TeacherConfig
 from vitrail.training.config import TrainConfig
 
 FORMAT = 1  # version of recipe.toml
@@ -31,6 +32,8 @@ class Recipe:
     train: TrainConfig = field(default_factory=TrainConfig)
     data: DataConfig = field(default_factory=DataConfig)
     preprocess: Preprocess = field(default_factory=Preprocess)
+    pretrain: PretrainConfig | None = None  # of a run that learns without labels
+    teacher: TeacherConfig | None = None  # whose answers or features are learned too
 
     def __post_init__(self) -> None:
         for path in (self.source, self.weights):
@@ -53,6 +56,8 @@ SECTIONS: dict[str, type] = {
     "train": TrainConfig,
     "data": DataConfig,
     "preprocess": Preprocess,
+    "pretrain": PretrainConfig,
+    "teacher": TeacherConfig,
     "data.augment": Augment,
     "data.columns": Columns,
 }
@@ -112,7 +117,7 @@ def data_settings(table: Mapping[str, Any]) -> DataConfig:
     wanted = {
         name: value
         for name, value in table.get("data", {}).items()
-        if name in ("columns", "labels")
+        if name in ("columns", "labels", "labelled")
     }
     return settings_from_dict(Recipe, {"data": wanted}).data
 
@@ -185,6 +190,12 @@ def toml_value(value: Any) -> str:
         for c in str(value)
     )
     return f'"{escaped}"'
+
+
+def locate_weights(name: str) -> str:
+    """The absolute path of weights on this machine, valid from any folder; other names as given."""
+    path = files.expand_user(name)
+    return str(path.resolve()) if path.exists() else name
 
 
 def recipe_digest(recipe: Recipe) -> str:

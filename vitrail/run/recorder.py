@@ -7,8 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from vitrail.model.vit import ViT
+from vitrail.data.loader import Loader
+from vitrail.pretraining.masked import MaskedAutoencoder
+from vitrail.pretraining.objective import backbone_of
 from vitrail.run.progress import Progress
+from vitrail.run.rebuilt import REBUILT, save_rebuilt
 from vitrail.run.recipe import Recipe
 from vitrail.run.request import Options
 from vitrail.run.storage.journal import Journal
@@ -54,6 +57,9 @@ class NullRecorder:
     def save_best(self, model: nn.Module, best: Best | None) -> None:
         """Saves the weights of the best evaluation so far."""
 
+    def save_rebuilt(self, model: nn.Module, loader: Loader, step: int) -> None:
+        """Saves a few validation images as a masked autoencoder rebuilds them now."""
+
 
 class Recorder(NullRecorder):
     """The recorder of the leader; `metadata` describes the model in its file."""
@@ -98,7 +104,7 @@ class Recorder(NullRecorder):
     def log_epoch(self, line: dict[str, Any]) -> None:
         self.journal.write(line)
         self.terminal.show_epoch(line)
-        if self.on_epoch is not None and line["val_accuracy"] is not None:
+        if self.on_epoch is not None and line.get("val_loss") is not None:
             self.on_epoch({**line, "steps": self.steps})
 
     def save_checkpoint(self, learner: Learner, progress: Progress) -> None:
@@ -110,13 +116,17 @@ class Recorder(NullRecorder):
             raise checkpoint.missing_folder_error(self.folder, "the best model")
         evaluation = None if best is None else asdict(best)
         metadata = {**self.metadata, "best": evaluation}
-        assert isinstance(model, ViT)
+        model = backbone_of(model)
         save_model(self.folder / MODEL, merge_adapter(model), metadata)
         if self.recipe.tune != "all":
             keys = ("classes", "channels", "preprocess", "name")
             document = {key: metadata[key] for key in keys} | {"base": self.recipe.weights}
             tune, frozen = self.recipe.tune, self.recipe.train.frozen
             save_adapter(self.folder / ADAPTER, model, tune, frozen, document)
+
+    def save_rebuilt(self, model: nn.Module, loader: Loader, step: int) -> None:
+        if isinstance(model, MaskedAutoencoder):
+            save_rebuilt(self.folder / REBUILT, model, loader, step)
 
 
 def open_recorder(

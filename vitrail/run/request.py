@@ -9,7 +9,9 @@ from vitrail import files
 from vitrail.data.config import Columns, LabelKind
 from vitrail.data.source import Source, Split
 from vitrail.errors import UserError
+from vitrail.pretraining.config import Method
 from vitrail.run.recipe import Recipe, check_settings, data_settings, merge_settings, read_recipe
+from vitrail.run.teacher import Teacher
 from vitrail.training.distributed import World
 
 OnEpoch = Callable[[dict[str, Any]], None]  # an exception that it raises ends the run
@@ -32,6 +34,8 @@ class Request:
     epochs: int | None = None
     seed: int | None = None
     device: str = "auto"
+    method: Method | None = None  # how to learn without labels; None: with labels
+    teacher: str | Teacher | None = None  # whose answers are learned too
     settings: Mapping[str, Any] = field(default_factory=dict)  # nested, as in a recipe
 
     def __post_init__(self) -> None:
@@ -46,6 +50,29 @@ class Request:
     def labels(self) -> LabelKind | None:
         """Labels per image, as far as the caller says."""
         return data_settings(self.settings).labels
+
+    @property
+    def labelled(self) -> float:
+        """Fraction of the training images whose labels are used."""
+        return data_settings(self.settings).labelled
+
+    @property
+    def lacks_labels(self) -> bool:
+        """Whether some images have no label, and the caller does not say what to start from."""
+        given = self.weights != AUTO or "weights" in self.settings
+        return not given and (self.labelled < 1 or self.labels == "partial")
+
+    def with_labels(self, labels: LabelKind | None) -> "Request":
+        """The same request for data that was opened with such labels."""
+        if labels is None:
+            return self
+        data = {**self.settings.get("data", {}), "labels": labels}
+        return replace(self, settings={**self.settings, "data": data})
+
+    @property
+    def asks_teacher(self) -> str | Teacher | None:
+        """The teacher of the caller, or of the recipe."""
+        return self.teacher or self.settings.get("teacher", {}).get("weights")
 
     @property
     def start_from(self) -> str:

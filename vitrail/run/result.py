@@ -10,6 +10,7 @@ from vitrail.display.text import format_accuracy, format_duration
 from vitrail.run.storage.record import REPORT
 
 if TYPE_CHECKING:
+    from vitrail.inference.backbone import Backbone
     from vitrail.inference.classifier import Classifier
 
 SPLIT_NAMES = {"val": "validation", "test": "test"}
@@ -54,9 +55,10 @@ class Run:
         return path if path.is_file() else None
 
     def __repr__(self) -> str:
-        scores = "".join(f", {name} accuracy {text}" for name, text in self._scores().items())
+        scores = "".join(f", {name} {text}" for name, text in self._scores().items())
+        start = f"{type(self).__name__}({str(self.folder)!r}"
         return (
-            f"Run({str(self.folder)!r}: {self.metrics['model']}, {self.metrics['epochs']} epochs, "
+            f"{start}: {self.metrics['model']}, {self.metrics['epochs']} epochs, "
             f"{self.metrics['steps']} steps, {format_duration(self.metrics['seconds'])}{scores})"
         )
 
@@ -65,7 +67,7 @@ class Run:
             "model": self.metrics["model"],
             "training": f"{self.metrics['epochs']} epochs, {self.metrics['steps']} steps, "
             f"{format_duration(self.metrics['seconds'])}",
-            **{f"{name} accuracy": text for name, text in self._scores().items()},
+            **self._scores(),
             "folder": str(self.folder),
         }
         cells = "".join(
@@ -80,7 +82,46 @@ class Run:
 
     def _scores(self) -> dict[str, str]:
         return {
-            name: format_accuracy(score["accuracy"], score["interval"])
+            f"{name} accuracy": format_accuracy(score["accuracy"], score["interval"])
             for split, name in SPLIT_NAMES.items()
             if (score := self.metrics[split]) is not None
         }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Pretraining(Run):
+    """A finished pretraining.
+
+    `metrics` has the keys that `vitrail pretrain --json` prints: run, model, method, epochs, steps,
+    seconds, the held-out loss, the effective rank of the features, and the accuracies of a probe
+    if there are labels.
+
+    >>> vitrail.resume("runs/digits-pre-1").backbone.features("digit.png").shape[0]
+    1
+    """
+
+    @cached_property
+    def backbone(self) -> "Backbone":
+        """The backbone, loaded at first use.
+
+        >>> vitrail.resume("runs/digits-pre-1").backbone.model.config.head
+        'none'
+        """
+        from vitrail.inference.backbone import load_backbone
+
+        return load_backbone(self.folder)
+
+    def _scores(self) -> dict[str, str]:
+        scores = {
+            "held-out loss": f"{self.metrics['loss']:.3f}",
+            "effective rank": f"{self.metrics['rank']:.1f}",
+        }
+        if (probe := self.metrics["probe"]) is not None:
+            scores["linear probe"] = format_accuracy(probe["linear"], probe["interval"])
+        return scores
+
+
+def make_run(folder: Path, metrics: dict[str, Any], is_leader: bool) -> Run:
+    """The result of a finished run, of whichever kind."""
+    kind = Pretraining if "method" in metrics else Run
+    return kind(folder=folder, metrics=metrics, is_leader=is_leader)

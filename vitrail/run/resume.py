@@ -16,6 +16,7 @@ from vitrail.run import finish
 from vitrail.run.build import make_learner, make_loader
 from vitrail.run.dataset import check_unchanged, open_on_all_ranks, shared_fingerprint
 from vitrail.run.progress import Progress
+from vitrail.run.rebuilt import REBUILT
 from vitrail.run.recipe import (
     Recipe,
     read_recipe,
@@ -24,7 +25,7 @@ from vitrail.run.recipe import (
     settings_to_dict,
 )
 from vitrail.run.request import Options
-from vitrail.run.result import Run
+from vitrail.run.result import Run, make_run
 from vitrail.run.storage import predictions
 from vitrail.run.storage.folder import lock_run
 from vitrail.run.storage.journal import import_summary_writer
@@ -39,6 +40,7 @@ from vitrail.run.storage.record import (
     read_metrics,
     read_reasons,
 )
+from vitrail.run.teacher import attach_teacher
 from vitrail.run.terminal import Terminal
 from vitrail.run.transfer import expect_accuracy, start_from_features
 from vitrail.training import checkpoint
@@ -98,7 +100,9 @@ def resume_run(
         recipe = settings_from_dict(
             Recipe, world.on_leader(lambda: settings_to_dict(read_stored(folder, skip_broken)))
         )
-        source = open_on_all_ranks(recipe.source, recipe.data.columns, recipe.data.labels, world)
+        config = recipe.data
+        part = config.labelled if recipe.pretrain is None else 1.0
+        source = open_on_all_ranks(recipe.source, config.columns, config.labels, world, part)
         target = pick_device(device, world.local_rank)
         loader = make_loader(recipe, source, target, world)
         checksum = shared_fingerprint(source, world)
@@ -113,8 +117,12 @@ def resume_run(
             world.on_leader(lambda: store_recipe(folder, recipe))
         tensorboard = world.on_leader(lambda: can_use_tensorboard(folder, options, terminal))
         options = replace(options, tensorboard=tensorboard)
+        if recipe.pretrain is not None:
+            options = replace(options, test=False)
         terminal.print(f"run {folder}: resuming from step {progress.step} of {recipe.train.steps}")
         loader.prepare("train", *options.splits)
+        if recipe.teacher is not None:
+            attach_teacher(recipe.teacher, loader, world, recipe.pretrain is not None)
         if fresh:
             progress.expected = expect_accuracy(recipe, learner, loader, terminal)
         else:
@@ -126,7 +134,7 @@ def return_finished(
     folder: Path, metrics: dict[str, Any], options: Options, terminal: Terminal, world: World
 ) -> Run:
     terminal.print(f"{folder} is already finished")
-    run = Run(folder=folder, metrics=metrics, is_leader=world.is_leader)
+    run = make_run(folder, metrics, world.is_leader)
     if options.report and run.report is None:
         finish.make_report(folder, None, terminal)
     return run
@@ -135,6 +143,7 @@ def return_finished(
 def read_stored(folder: Path, skip_broken: bool) -> Recipe:
     """The recipe of a run, after removing what a kill may have left in its folder."""
     files.remove_temporary(folder, RECIPE, LOG, MODEL, METRICS, predictions.FILE)
+    files.remove_temporary(folder / REBUILT, "*.png")
     recipe = settings_from_dict(Recipe, read_recipe(folder / RECIPE))
     if skip_broken:
         recipe = replace(recipe, data=replace(recipe.data, skip_broken=True))

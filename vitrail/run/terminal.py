@@ -64,11 +64,16 @@ class Terminal:
 
     def show_epoch(self, line: dict[str, Any]) -> None:
         """Shows an epoch that ended with an evaluation; `line` is its line of the log."""
-        if line["val_accuracy"] is None:
+        if line.get("val_loss") is None:
             return
-        self.validation = f"  validation accuracy {line['val_accuracy']:.1%}"
-        if "val_map" in line:
+        if "val_rank" in line:
+            self.validation = f"  held-out loss {line['val_loss']:.3f}  rank {line['val_rank']:.1f}"
+            if "val_knn" in line:
+                self.validation += f"  k-NN {line['val_knn']:.1%}"
+        elif "val_map" in line:
             self.validation = f"  validation mAP {line['val_map']:.3f}"
+        else:
+            self.validation = f"  validation accuracy {line['val_accuracy']:.1%}"
         if not self.bar and time.monotonic() - self.last_line >= EPOCH_INTERVAL:
             self.last_line = time.monotonic()
             self.print(

@@ -10,14 +10,22 @@ from vitrail import files
 from vitrail.arguments import check_arguments
 from vitrail.data.config import Preprocess
 from vitrail.data.loader import Loader
-from vitrail.data.source import Source
+from vitrail.data.source import Source, is_labelled
+from vitrail.data.split import keep_labels
+from vitrail.pretraining.config import TeacherConfig
 from vitrail.run.build import make_learner, make_loader
 from vitrail.run.dataset import open_on_all_ranks, shared_fingerprint, store_fingerprint
 from vitrail.run.design import Design, design_recipe
 from vitrail.run.finish import complete_run
 from vitrail.run.plan import plan_steps
 from vitrail.run.progress import Progress
-from vitrail.run.recipe import Recipe, recipe_to_toml, settings_from_dict, settings_to_dict
+from vitrail.run.recipe import (
+    Recipe,
+    merge_settings,
+    recipe_to_toml,
+    settings_from_dict,
+    settings_to_dict,
+)
 from vitrail.run.request import AUTO, Options, Request, name_data, read_settings
 from vitrail.run.result import Run
 from vitrail.run.resume import resume_run
@@ -31,10 +39,14 @@ from vitrail.run.storage.folder import (
 )
 from vitrail.run.storage.journal import import_summary_writer
 from vitrail.run.storage.record import RECIPE, prepend_reasons
+from vitrail.run.teacher import Teacher, attach_teacher, describe_teacher, load_teacher
 from vitrail.run.terminal import Terminal
 from vitrail.run.transfer import expect_accuracy
+from vitrail.run.unlabelled import open_images
 from vitrail.training.device import pick_device
 from vitrail.training.distributed import TIMEOUT, World, join_world
+
+PRETRAINED = "-pre"  # in the name of a run that learns without labels
 
 
 @check_arguments
@@ -56,6 +68,8 @@ def train(
     tensorboard: bool = False,
     quiet: bool = False,
     timeout: float = TIMEOUT,
+    labels_only: float | None = None,
+    teacher: str | Path | Teacher | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     started: float | None = None,
 ) -> Run:
@@ -90,6 +104,11 @@ def train(
         tensorboard: also write TensorBoard events to the run folder.
         quiet: print nothing.
         timeout: seconds that the processes of a torchrun wait for each other.
+        labels_only: fraction of the training images whose labels are used. With `weights` "auto",
+            small images are then first pretrained on without labels, for half of the time.
+        teacher: run, weight file or folder, or `vitrail.Teacher` to learn from: its answers if it
+            has the same classes, else its features. On a CPU it is asked once about each image and
+            its mirror image, within the `minutes`.
         on_epoch: called after each evaluation with its line of log.jsonl and the total `steps`.
         started: reading of `time.monotonic()` from which `minutes` count; by default this call.
 
@@ -99,6 +118,8 @@ def train(
     """
     started = time.monotonic() if started is None else started
     table = read_settings(recipe, settings or {}, minutes, epochs)
+    if labels_only is not None:
+        table = merge_settings(table, {"data": {"labelled": float(labels_only)}})
     request = Request(
         data=name_data(data, table),
         model=model,
@@ -108,14 +129,19 @@ def train(
         epochs=epochs,
         seed=seed,
         device=device,
+        teacher=str(teacher) if isinstance(teacher, Path) else teacher,
         settings=table,
     )
     options = Options(
         tensorboard=tensorboard, quiet=quiet, report=report, test=test, on_epoch=on_epoch
     )
     folder = None if out is None else files.expand_user(out)
+    opened = None if data is None or isinstance(data, str | Path) else data
+    if request.lacks_labels:
+        from vitrail.run.semi_supervised import pretrain_first
+
+        request = pretrain_first(request, options, folder, started, timeout, opened)
     with join_world(timeout) as world:
-        opened = None if data is None or isinstance(data, str | Path) else data
         return start_run(request, options.for_rank(world), folder, started, world, opened)
 
 
@@ -129,14 +155,25 @@ def start_run(
 ) -> Run:
     """Starts a run in a new folder, or resumes the one that this torchrun has started."""
     world.on_leader(lambda: check_output(out, options, world.launch_id))
-    if source is None:
-        source = open_on_all_ranks(request.data, request.columns, request.labels, world)
+    why: list[str] = []
+    if source is None and request.method is not None:
+        source, reason = open_images(request.data, request.columns, request.labels, world)
+        why = [reason] if reason else []
+        request = request.with_labels("none" if not is_labelled(source) else request.labels)
+    elif source is None:
+        source = open_on_all_ranks(
+            request.data, request.columns, request.labels, world, request.labelled
+        )
+    elif request.method is None:
+        source = keep_labels(source, request.labelled)
     earlier = world.on_leader(lambda: find_restarted_run(out, source, world.launch_id))
     if earlier and world.on_leader(lambda: (Path(earlier) / RECIPE).is_file()):
         return resume_run(Path(earlier), request.device, options, world)
     device = pick_device(request.device, world.local_rank)
     design = share_design(lambda: design_recipe(source, request, device, world.size), world)
-    folder = Path(world.on_leader(lambda: earlier or str(create_run_folder(out, source))))
+    design.reasons.extend(why)
+    suffix = "" if request.method is None else PRETRAINED
+    folder = Path(world.on_leader(lambda: earlier or str(create_run_folder(out, source, suffix))))
     terminal = Terminal(quiet=options.quiet)
     with lock_run(folder, world):
         terminal.print("\n  ".join(design.reasons))
@@ -146,6 +183,7 @@ def start_run(
             progress = Progress(fingerprint=shared_fingerprint(source, world))
             loader.prepare("train", *options.splits)
             recipe = measure_normalisation(design, loader, world)
+            recipe = ask_teacher(request.asks_teacher, recipe, loader, terminal, world)
             learner = make_learner(recipe, device)
             progress.expected = expect_accuracy(recipe, learner, loader, terminal)
             recipe = plan_steps(recipe, loader, learner, request.minutes, started, terminal, world)
@@ -154,6 +192,26 @@ def start_run(
             )
         terminal.print(f"run {folder}")
         return complete_run(folder, recipe, loader, learner, progress, options, world)
+
+
+def ask_teacher(
+    asked: str | Teacher | None, recipe: Recipe, loader: Loader, terminal: Terminal, world: World
+) -> Recipe:
+    """The recipe with its teacher, whose answers the loader adds to its batches from now on."""
+    if asked is None:
+        return recipe
+    source, pretraining = loader.source, recipe.pretrain is not None
+    teacher = load_teacher(asked, source, pretraining) if isinstance(asked, str) else asked
+    if pretraining:  # without labels its logits are features, too
+        teacher = replace(teacher, classes=None)
+    found = world.on_leader(lambda: settings_to_dict(describe_teacher(teacher, source, loader)))
+    config = settings_from_dict(TeacherConfig, found)
+    what = f"features of width {config.features}"
+    if not config.features:
+        what = f"answers at temperature {config.temperature:g}, half of the loss"
+    terminal.print(f"teacher {teacher.name or 'given in Python'}: {what}")
+    attach_teacher(config, loader, world, pretraining)
+    return replace(recipe, teacher=config)
 
 
 def check_output(out: Path | None, options: Options, launch_id: str) -> None:

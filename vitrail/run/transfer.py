@@ -15,6 +15,7 @@ from vitrail.errors import UserError
 from vitrail.evaluation.metrics import wilson_interval
 from vitrail.heads.logistic import LogisticFit, fit_logistic
 from vitrail.model.vit import ViT
+from vitrail.pretraining.objective import backbone_of
 from vitrail.run.recipe import Recipe
 from vitrail.run.terminal import Terminal
 from vitrail.training.learner import Learner
@@ -70,8 +71,7 @@ def start_from_features(
 
     Both are functions of the weights and the images, so that a resumed run computes them again.
     """
-    config, model = recipe.train, learner.model
-    assert isinstance(model, ViT)
+    config, model = recipe.train, backbone_of(learner.model)
     images = at_training_size(loader)
     if config.frozen:
         if recipe.vit.positions == "rotary" and config.frozen < recipe.vit.depth:
@@ -89,8 +89,7 @@ def start_from_features(
     counts = torch.bincount(labels, minlength=recipe.vit.classes)
     weights = len(labels) / (len(counts) * counts.clamp(min=1)) if config.class_weights else None
     fits = [fit_logistic(x, labels, recipe.vit.classes, weights) for x in features]
-    for target in (model, learner.eval_model):
-        assert isinstance(target, ViT)
+    for target in (model, backbone_of(learner.eval_model)):
         set_heads(target, fits)
     return Expectation(
         method="frozen features reached",
@@ -104,6 +103,8 @@ def expect_accuracy(
     recipe: Recipe, learner: Learner, loader: Loader, terminal: Terminal
 ) -> dict[str, Any] | None:
     """Prepares a fresh learner; says and returns what accuracy its frozen features reach."""
+    if recipe.pretrain is not None:
+        return None
     expected = start_from_features(recipe, learner, loader)
     if expected is None:
         return None

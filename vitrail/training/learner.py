@@ -10,6 +10,10 @@ from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
 from vitrail.training.optim import EmaModel, build_optimizer
 
+# outputs, targets, label smoothing and class weights in; the loss summed over the images out
+Criterion = Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
+CountCorrect = Callable[[Tensor, Tensor], Tensor]
+
 
 class Learner:
     """A model in training; the keyword arguments are those of `build_optimizer`."""
@@ -25,6 +29,8 @@ class Learner:
     ):
         self.model = model
         self.module: nn.Module = model  # what training calls; may be only the upper part of `model`
+        self.criterion: Criterion | None = None  # instead of cross-entropy, with `count_correct`
+        self.count_correct: CountCorrect | None = None
         self.device = next(model.parameters()).device
         self.dtype = compute_dtype(config.precision, self.device)
         self.optimizer = build_optimizer(model, config, layer_index, no_weight_decay, matrices)

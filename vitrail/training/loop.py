@@ -72,15 +72,19 @@ def train_steps(
     The RNG is seeded by seed, step and rank, so it is enough that `batches` starts with the batch
     of step `start`. Patch dropout needs `patches`, their number in an image; the model is then
     called with `keep`. With `multi_label`, the loss is the binary cross-entropy of each class and
-    `class_weights` weight the positives. Each rank of `world` gets its own part of every batch, of
-    any size. All ranks end before the next step once `stop` is not empty on one of them.
+    `class_weights` weight the positives; a criterion of the learner replaces either loss. Each
+    rank of `world` gets its own part of every batch, of any size. All ranks end before the next
+    step once `stop` is not empty on one of them.
     """
     if config.drop_patches and not patches:
         raise UserError("patch dropout needs `patches`, the number of patches; give it")
     model, optimizer = learner.model, learner.optimizer
-    criterion = binary_cross_entropy if multi_label else cross_entropy
-    objective = partial(criterion, smoothing=config.smoothing, class_weights=class_weights)
-    count_right = count_exact if multi_label else count_correct
+    criterion = learner.criterion or (binary_cross_entropy if multi_label else cross_entropy)
+
+    def objective(outputs: Tensor, targets: Tensor) -> Tensor:
+        return criterion(outputs, targets, config.smoothing, class_weights)
+
+    count_right = learner.count_correct or (count_exact if multi_label else count_correct)
     for step, (images, targets) in zip(range(start, total), batches, strict=False):
         count, stopped = world.all_reduce(len(images), len(stop))
         if stopped:

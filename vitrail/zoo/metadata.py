@@ -102,6 +102,7 @@ class Metadata:
     labels: str = "single"  # labels per image: single, or multi, any number of them
     multi_label: MultiLabel | None = None  # None: single-label, or not fitted
     best: Best | None = None
+    pretraining: str | None = None  # how a backbone has learned without labels: masked or views
     environment: dict[str, Any] = field(default_factory=dict)  # versions and machine of the run
     checksums: Checksums | None = None  # None: an older version wrote the file
     reference: Reference | None = None  # None: not computed

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vitrail.data.config import LabelKind
 from vitrail.data.image import READABLE, read_file
 from vitrail.data.reading.contents import ContentBuffer
-from vitrail.data.source import Item
+from vitrail.data.source import UNLABELLED, Item
 from vitrail.data.sources.archive import read_member
 from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
 from vitrail.data.sources.tree import Folder, Tree
@@ -77,6 +77,8 @@ def open_folder(
     folders = list(tree.scan(ignored))
     if not any(folder.names for folder in folders):
         raise UserError(describe_no_images(path, ignored))
+    if labels == "none":
+        return open_unlabelled(tree, folders, ignored, split=split, progress=progress)
     split_folders = find_split_folders(folders)
     used = []
     for folder in folders:
@@ -106,6 +108,30 @@ def open_folder(
         from vitrail.data.sources.multi_label import merge_copies
 
         source = merge_copies(source, progress)
+    return assign_splits(source, split=split, progress=progress)
+
+
+def open_unlabelled(
+    tree: Tree, folders: list[Folder], ignored: dict[str, str], *, split: bool, progress: bool
+) -> FileSource:
+    """All images of a tree of folders, without labels.
+
+    Folders called train, val or test at its top are splits if there is a train among them, and
+    others then do not belong to the data.
+    """
+    tops = {folder.parts[0] for folder in folders if folder.parts and folder.names}
+    splits = {top: SPLIT_ALIASES[top.casefold()] for top in tops if top.casefold() in SPLIT_ALIASES}
+    if "train" not in splits.values():
+        splits = {}
+    parts = []
+    for folder in folders:
+        top = folder.parts[0] if folder.parts else ""
+        if splits and top not in splits:
+            ignored |= dict.fromkeys(folder.names, "beside the folder of training images")
+        else:
+            parts.append((folder, splits.get(top, ""), 0))
+    source = merge_folders(tree.path, tree.name, (UNLABELLED,), parts, ignored)
+    source = replace(source, members=tree.locate(source.ids))
     return assign_splits(source, split=split, progress=progress)
 
 

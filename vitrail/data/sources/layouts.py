@@ -23,7 +23,11 @@ def open_tree(tree: Tree, *, columns: Columns, **settings: Any) -> FileSource:
         return open_tables(tree, tables, columns=columns, **settings)
     if columns != Columns():
         raise UserError(f"{tree.path} is not a table; omit `data.columns`")
-    if (truth := imagenet.find_ground_truth(tree)) and settings["labels"] != "multi":
+    if settings["labels"] == "partial":
+        raise UserError(
+            f"{tree.path} has no table, whose labels may be missing; omit `data.labels`"
+        )
+    if (truth := imagenet.find_ground_truth(tree)) and settings["labels"] in (None, "single"):
         settings.pop("labels")
         return imagenet.open_validation(tree, truth, **settings)
     return open_folder(tree, **settings)

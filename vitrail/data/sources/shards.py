@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.image import MAX_BYTES, SUFFIXES, check_file_size, read_error
 from vitrail.data.reading.contents import ContentBuffer
-from vitrail.data.source import Item
+from vitrail.data.source import UNLABELLED, Item
 from vitrail.data.sources.index_cache import load_arrays, save_arrays
 from vitrail.data.sources.names import PackedNames, make_unique, match_labels, normalise_name
 from vitrail.data.sources.places import modification_time
@@ -105,8 +105,12 @@ def open_shards(
     classes: Sequence[str] | None,
     split: bool,
     progress: bool,
+    labelled: bool = True,
 ) -> ShardSource:
-    """All images of the shards; their labels are the classes, unless class names are given."""
+    """All images of the shards; their labels are the classes, unless class names are given.
+
+    Shards without any `.cls` file can be opened without labels only.
+    """
     path = path.absolute()
     shard_splits = parse_splits(shards)
     with progress_bar("indexing shards", len(shards), show=progress) as advance:
@@ -122,7 +126,7 @@ def open_shards(
     pairs = list(zip(shards, indices, strict=True))
     ids = PackedNames(f"{shard}:{key}" for shard, index in pairs for key in index.keys)
     dotted = [f"{shard}:{name}" for shard, index in pairs for name in index.dotted]
-    names, label = match_shard_labels(path, texts, ids, classes)
+    names, label = match_shard_labels(path, texts, ids, classes, labelled)
     mtimes = [modification_time((path / shard).stat()) for shard in shards]
     source = ShardSource(
         name=path.resolve().name or "data",
@@ -143,12 +147,21 @@ def open_shards(
 
 
 def match_shard_labels(
-    path: Path, texts: Iterable[str], ids: Sequence[str], classes: Sequence[str] | None
+    path: Path,
+    texts: Iterable[str],
+    ids: Sequence[str],
+    classes: Sequence[str] | None,
+    labelled: bool,
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """All class names, and the class index of each text in a `.cls`."""
+    """All class names, and the class index of each text in a `.cls`, "" if there is none."""
+    if not labelled:
+        return (UNLABELLED,), dict.fromkeys(texts, 0)
     labels: dict[str, str] = {}
     for text, id in zip(texts, ids, strict=True):
         labels.setdefault(text, id)
+    if "" in labels:
+        shard, _, key = labels[""].partition(":")
+        raise UserError(f"shard {path / shard}: {key} has no .cls")
     file = path / "classes.txt"
     if not file.is_file():
         return match_labels(labels, classes)
@@ -217,13 +230,12 @@ def build_index(shard: Path) -> ShardIndex:
         raise UserError(f"shard {shard}: too many extended headers in a row") from error
     except (tarfile.TarError, OSError, ValueError, EOFError, OverflowError) as error:
         raise UserError(f"shard {shard}: {error}") from error
-    for unpaired, missing in ((images.keys() - labels, ".cls"), (labels.keys() - images, "image")):
-        if unpaired:
-            raise UserError(f"shard {shard}: {min(unpaired)} has no {missing}")
+    if unpaired := labels.keys() - images:
+        raise UserError(f"shard {shard}: {min(unpaired)} has no image")
     columns = np.array(list(images.values()), np.int64).reshape(-1, 3)
     return ShardIndex(
         PackedNames(images),
-        PackedNames(labels[key] for key in images),
+        PackedNames(labels.get(key, "") for key in images),
         columns[:, 0].copy(),
         columns[:, 1].copy(),
         columns[:, 2].astype(np.uint8),

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.config import Columns, LabelKind
 from vitrail.data.image import SUFFIXES
+from vitrail.data.source import UNLABELLED
 from vitrail.data.sources.folder import FileSource
 from vitrail.data.sources.multi_label import (
     LabelCells,
@@ -65,12 +66,13 @@ def open_tables(
     progress: bool,
 ) -> FileSource:
     """All rows of the tables; their labels are the classes, unless classes are given."""
-    multi = labels == "multi"
-    reader = TableReader(tree, LabelCells(columns.separator) if multi else None)
+    reader = TableReader(tree, LabelCells(columns.separator) if labels == "multi" else None)
     for table in tables:
-        for row, cells in read_rows(tree, table.name, columns, multi):
+        for row, (file, label, part) in read_rows(tree, table.name, columns, labels):
+            if labels == "partial" and label in (None, ""):
+                continue
             try:
-                reader.add(table, row, *cells)
+                reader.add(table, row, file, UNLABELLED if labels == "none" else label, part)
             except UserError as error:
                 raise UserError(f"{table.name}, row {row}: {error}") from error
     title = " or ".join(table.name for table in tables)
@@ -210,7 +212,10 @@ def parse_label(label: object) -> str:
     if isinstance(label, int) and not isinstance(label, bool):
         return str(label)
     if label is None or label == "":
-        raise UserError("the label is missing")
+        raise UserError(
+            "the label is missing; if images without labels should help, set "
+            "`data.labels='partial'`"
+        )
     if isinstance(label, list):
         raise UserError(
             f"label {label!r:.60} is a list; for several labels set `data.labels='multi'`"
@@ -233,17 +238,19 @@ def parse_split(split: object) -> str:
 Cells = tuple[object, object, object]  # path, label, split
 
 
-def read_rows(tree: Tree, name: str, columns: Columns, multi: bool) -> Iterator[tuple[int, Cells]]:
+def read_rows(
+    tree: Tree, name: str, columns: Columns, labels: LabelKind | None
+) -> Iterator[tuple[int, Cells]]:
     """The cells of each row, and its number as a spreadsheet or an editor shows it."""
     path = tree.path / name
     try:
         with io.TextIOWrapper(tree.open_file(name), encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".jsonl":
-                yield from read_jsonl_rows(file, path, columns, multi)
+                yield from read_jsonl_rows(file, path, columns, labels)
             else:
                 separator = SEPARATORS[path.suffix.lower()]
                 yield from read_csv_rows(
-                    csv.reader(file, delimiter=separator, strict=True), path, columns, multi
+                    csv.reader(file, delimiter=separator, strict=True), path, columns, labels
                 )
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: {error.reason}") from error
@@ -275,7 +282,7 @@ def choose_path_column(columns: Columns, header: Sequence[str]) -> Columns:
 
 
 def read_csv_rows(
-    reader: Iterator[list[str]], path: Path, columns: Columns, multi: bool
+    reader: Iterator[list[str]], path: Path, columns: Columns, labels: LabelKind | None
 ) -> Iterator[tuple[int, Cells]]:
     header = [name.strip() for name in next(reader, [])]
     columns = choose_path_column(columns, header)
@@ -284,13 +291,13 @@ def read_csv_rows(
     position = {name: number for number, name in enumerate(header)}
     split = position.get(columns.split or "split")
     if columns.path not in header or not by_class:
-        check_columns(header, path, columns, multi, binary=False)
+        check_columns(header, path, columns, labels, binary=False)
     for row, cells in enumerate(reader, 2):
         if not cells:
             continue
         if by_class:
             values = [cells[position[name]] for name in others if position[name] < len(cells)]
-            check_columns(header, path, columns, multi, looks_binary(values))
+            check_columns(header, path, columns, labels, looks_binary(values))
         if len(cells) != len(header):
             raise UserError(
                 f"{path.name}, row {row}: {len(cells)} columns, but the header has {len(header)}"
@@ -308,7 +315,7 @@ def read_csv_rows(
 
 
 def read_jsonl_rows(
-    lines: Iterator[str], path: Path, columns: Columns, multi: bool
+    lines: Iterator[str], path: Path, columns: Columns, labels: LabelKind | None
 ) -> Iterator[tuple[int, Cells]]:
     by_class: bool | None = None  # whether each class has a column; the first row decides
     for row, entry in iterate_objects(lines, path):
@@ -318,7 +325,7 @@ def read_jsonl_rows(
         others = {name: value for name, value in entry.items() if name not in keys}
         if by_class is None:
             by_class = columns.label not in entry
-            check_columns(list(entry), path, columns, multi, looks_binary(others.values()))
+            check_columns(list(entry), path, columns, labels, looks_binary(others.values()))
         if columns.split and columns.split not in entry:
             raise UserError(f"{path.name}, row {row}: {columns.split!r} is missing")
         cells = (
@@ -346,15 +353,17 @@ def iterate_objects(lines: Iterator[str], path: Path) -> Iterator[tuple[int, dic
 
 
 def check_columns(
-    header: list[str], path: Path, columns: Columns, multi: bool, binary: bool
+    header: list[str], path: Path, columns: Columns, labels: LabelKind | None, binary: bool
 ) -> None:
     """Raises unless each named column occurs exactly once.
 
     `binary`: the other columns hold 0 or 1, as those of a multi-label table without a label column.
     """
     for kind, name in (("path", columns.path), ("label", columns.label), ("split", columns.split)):
+        if kind == "label" and labels == "none":
+            continue
         if kind == "label" and name not in header and binary:
-            if multi:
+            if labels == "multi":
                 continue
             raise UserError(
                 f"{path} has no column {name!r}, but columns of 0 and 1; if each of them is a "

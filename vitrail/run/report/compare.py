@@ -78,7 +78,7 @@ class ComparedRun:
         steps, seconds, accuracies = "-", "-", ["-", "-"]
         if numbers:
             steps, seconds = f"{numbers['steps']:,}", f"{numbers['seconds']:,.0f}"
-            accuracies = [describe_score(numbers[split]) for split in ("val", "test")]
+            accuracies = [describe_score(numbers.get(split)) for split in ("val", "test")]
         return [
             str(self.number),
             str(self.record.folder),
@@ -157,7 +157,7 @@ def compare(*runs: str | Path | Run) -> Comparison:
     if repeated := [str(f) for f, p in zip(folders, paths, strict=True) if paths.count(p) > 1]:
         raise UserError(f"{repeated[0]} is listed twice; give different runs")
     records = [read_run(folder) for folder in folders]
-    evaluated = [record for record in records if record.metrics and record.metrics["test"]]
+    evaluated = [record for record in records if record.metrics and record.metrics.get("test")]
     compared = []
     for number, record in enumerate(records, 1):
         difference, verdict = compare_with_best(record, evaluated)
@@ -177,6 +177,8 @@ def compare_with_best(record: Record, evaluated: list[Record]) -> tuple[Differen
     """The difference to the best comparable run, if there is one, and a verdict in words."""
     if record.metrics is None:
         return None, "is not finished; continue it with `vitrail resume`"
+    if "method" in record.metrics:
+        return None, describe_features(record.metrics)
     if not record.metrics["test"]:
         return None, "has no test images, so it cannot be compared"
     comparable = comparable_runs(record, evaluated)
@@ -189,6 +191,15 @@ def compare_with_best(record: Record, evaluated: list[Record]) -> tuple[Differen
     if len(comparable) == len(evaluated):
         return None, "has the highest test accuracy"
     return None, f"has the highest test accuracy of the {len(comparable)} runs with its test images"
+
+
+def describe_features(numbers: dict[str, Any]) -> str:
+    """What a pretraining reached, which has no accuracy of its own."""
+    probe = numbers["probe"]
+    rank = f"learned without labels: effective rank {numbers['rank']:.1f}"
+    if probe is None:
+        return f"{rank}, held-out loss {numbers['loss']:.4f}"
+    return f"{rank}, linear probe {format_accuracy(probe['linear'], probe['interval'])}"
 
 
 def accuracy_on_test(record: Record) -> float:

@@ -18,6 +18,7 @@ from vitrail.data.preprocess import preprocess
 from vitrail.data.preview import choose_per_class, load_or_none, preview_augmentation
 from vitrail.data.source import Source, Split, fingerprint, split_indices
 from vitrail.data.sources.catalogue import DATASETS, is_present
+from vitrail.data.split import keep_labels
 from vitrail.display import figures
 from vitrail.display.figures import Chart, Curve, Mark
 from vitrail.display.page import pick_evenly
@@ -38,7 +39,9 @@ from vitrail.run.report.page import (
     evaluated_split,
     reliability_bins,
     render_report,
+    reproduction_command,
 )
+from vitrail.run.report.pretraining import draw_pretraining, render_pretraining
 from vitrail.run.result import Run
 from vitrail.run.storage.predictions import (
     Predictions,
@@ -113,6 +116,8 @@ def write_report(folder: str | Path, loader: Loader | None = None) -> Report:
     weights = record.folder / MODEL
     trained = load_model(weights) if weights.is_file() else None
     source, missing = (loader.source, "") if loader is not None else reopen_data(record, trained)
+    if record.recipe.pretrain is not None:
+        return write_pretraining_report(record, trained, source, missing, loader)
     is_multi = record.recipe.data.labels == "multi"
     multi = evaluate_for_report(record, trained, source, loader) if is_multi else None
     predictions = None if is_multi else complete_predictions(record, trained, source, loader)
@@ -134,6 +139,29 @@ def write_report(folder: str | Path, loader: Loader | None = None) -> Report:
     return Report(path=path, figures=paths, has_images=source is not None, missing=missing)
 
 
+def write_pretraining_report(
+    record: Record,
+    trained: TrainedModel | None,
+    source: Source | None,
+    missing: str,
+    loader: Loader | None,
+) -> Report:
+    """The same for a run that learned without labels."""
+    if loader is None and source is not None:
+        loader = make_loader(record.recipe, source, pick_device("auto"))
+    backbone = trained[0].to(loader.device) if trained and loader else None
+    drawn, samples = draw_pretraining(record, backbone, loader)
+    paths = []
+    for figure in drawn.values():
+        paths.append(record.folder / FIGURES / f"{figure.name}.png")
+        files.write_file(paths[-1], figure.png)
+    command = reproduction_command(record)
+    page = render_pretraining(record, source, missing, drawn, samples, command)
+    path = record.folder / REPORT
+    files.write_file(path, page)
+    return Report(path=path, figures=paths, has_images=source is not None, missing=missing)
+
+
 def reopen_data(record: Record, trained: TrainedModel | None) -> tuple[Source | None, str]:
     """The data of a run if it is present and unchanged; else None and the reason."""
     name = record.recipe.source
@@ -143,6 +171,8 @@ def reopen_data(record: Record, trained: TrainedModel | None) -> tuple[Source | 
         source = open_data(
             name, columns=record.recipe.data.columns, labels=record.recipe.data.labels
         )
+        if record.recipe.pretrain is None:
+            source = keep_labels(source, record.recipe.data.labelled)
     except UserError as error:
         return None, str(error)
     if trained is not None and trained[1].data.fingerprint != fingerprint(source):

@@ -403,7 +403,8 @@ def reproduction_command(record: Record) -> str:
     metadata = record.predictions.metadata if record.predictions else {}
     processes = metadata.get("environment", {}).get("processes", 1)
     start = f"torchrun --nproc-per-node {processes} -m vitrail" if processes > 1 else "vitrail"
-    return f"{start} train --recipe {recipe} --out {out}"
+    verb = "train" if record.recipe.pretrain is None else "pretrain"
+    return f"{start} {verb} --recipe {recipe} --out {out}"
 
 
 def embed_sheet(png: bytes) -> str:

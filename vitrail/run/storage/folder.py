@@ -68,9 +68,9 @@ def is_from_launch(folder: Path, launch_id: str) -> bool:
     return bool(launch_id) and mark.is_file() and mark.read_text(encoding="utf-8") == launch_id
 
 
-def create_run_folder(out: Path | None, source: Source) -> Path:
-    """A new run folder, outside the data."""
-    default = RUNS / source.name
+def create_run_folder(out: Path | None, source: Source, suffix: str = "") -> Path:
+    """A new run folder, outside the data; `suffix` is part of its default name."""
+    default = RUNS / f"{source.name}{suffix}"
     files.check_utf8_name(out or default)
     check_output_path(source, out or default, "out")
     if out is not None and is_unstarted(out):

@@ -104,6 +104,9 @@ def check_metrics(metrics: dict[str, Any]) -> None:
     if not all(isinstance(metrics[key], str) for key in ("run", "model")):
         raise TypeError("a name is not a string")
     numbers = [metrics[key] for key in ("epochs", "steps", "seconds")]
+    if "method" in metrics:
+        numbers += [metrics["loss"], metrics["rank"]]
+        metrics = {"val": None, "test": None}
     for split in ("val", "test"):
         if metrics[split] is not None:
             low, high = metrics[split]["interval"]

@@ -1,0 +1,196 @@
+"""Learning without labels: what the run writes, what it reads, how it stops and resumes."""
+
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import vitrail
+from tests.run.conftest import tensors
+from vitrail.data.loader import Loader
+from vitrail.errors import UserError
+from vitrail.run.drive import Stopped
+from vitrail.run.storage.journal import read_journal
+
+TINY = {
+    "vit": {"width": 16, "depth": 1, "heads": 1},
+    "train": {"steps": 30, "batch": 64, "ema": 0.9, "log_every": 5, "save_every": 3600},
+    "data": {"workers": 0},
+}
+
+
+@pytest.fixture
+def unlabelled(tmp_path, monkeypatch):
+    """Pretrains a tiny model on digits: `unlabelled(out, **arguments)`."""
+    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+
+    def pretrain(out="run", settings=TINY, data="digits", **arguments):
+        given = {"report": False, "quiet": True, **arguments}
+        return vitrail.pretrain(data, out=tmp_path / out, settings=settings, **given)
+
+    return pretrain
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """Images in a tree without class folders, some of them at its top."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        folder = tmp_path / "tree" / ("" if number % 3 else "2024/summer")
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 255, (16, 16, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "tree"
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("method", ["masked", "views"])
+def test_a_pretraining_leaves_what_was_promised(unlabelled, method):
+    done = unlabelled(method=method)
+    keys = ["run", "model", "method", "epochs", "steps", "seconds", "loss", "rank", "collapsed"]
+    assert list(done.metrics) == [*keys, "probe"]
+    assert json.loads((done.folder / "metrics.json").read_text()) == done.metrics
+    assert done.metrics["probe"].keys() >= {"knn", "linear", "interval", "random"}
+    assert [row["fraction"] for row in done.metrics["probe"]["fractions"]] == [0.01, 0.1, 1.0]
+    assert done.backbone.model.config.head == "none"
+    epochs = [line for line in read_journal(done.folder / "log.jsonl") if line["kind"] == "epoch"]
+    assert {"val_loss", "val_rank", "val_knn"} <= epochs[-1].keys()
+
+
+@pytest.mark.parametrize(("method", "step"), [("masked", 7), ("masked", 22), ("views", 23)])
+def test_a_resumed_pretraining_equals_one_never_stopped(
+    unlabelled, stop_at, monkeypatch, method, step
+):
+    whole = unlabelled("whole", method=method)
+    with monkeypatch.context():
+        stop_at(step)
+        with pytest.raises(Stopped) as stopped:
+            unlabelled("part", method=method)
+    assert stopped.value.code == 128 + signal.SIGTERM
+    monkeypatch.undo()
+    part = vitrail.resume(whole.folder.parent / "part", report=False, quiet=True)
+    assert equal(tensors(whole.folder), tensors(part.folder))
+    assert part.metrics["probe"] == whole.metrics["probe"]
+
+
+def test_neither_test_images_nor_labels_are_read(unlabelled, monkeypatch):
+    evaluation, read = Loader.evaluation, set()
+
+    def watch(self, split, *arguments, **named):
+        for batch in evaluation(self, split, *arguments, **named):
+            read.update(self.source.splits[batch.items].tolist())
+            yield batch
+
+    monkeypatch.setattr(Loader, "evaluation", watch)
+    labelled = unlabelled("labelled")
+    assert read == {"train", "val"}
+    source = vitrail.open_data("digits")
+    shuffled = vitrail.open_data("digits")
+    shuffled.labels[:] = np.roll(source.labels, 7)
+    other = unlabelled("shuffled", data=shuffled)
+    mine, theirs = tensors(labelled.folder), tensors(other.folder)
+    assert equal(mine, theirs)
+
+
+def test_a_tree_without_class_folders_is_enough(unlabelled, tree):
+    settings = {**TINY, "train": {"steps": 4, "batch": 8}}
+    done = unlabelled(data=tree, settings=settings)
+    assert done.metrics["probe"] is None
+    recipe = (done.folder / "recipe.toml").read_text()
+    assert 'labels = "none"' in recipe
+    assert "labels: none" in recipe  # the reason
+    (done.folder / "metrics.json").unlink()
+    assert vitrail.resume(done.folder, report=False, quiet=True).metrics["steps"] == 4
+
+
+def test_masked_pretraining_learns(unlabelled):
+    settings = {**TINY, "train": {**TINY["train"], "steps": 120, "lr": 0.02}}
+    done = unlabelled(settings=settings)
+    losses = [line["loss"] for line in read_journal(done.folder / "log.jsonl") if "loss" in line]
+    assert losses[-1] < 0.75 * losses[0]
+
+
+def test_batch_norms_are_those_of_whole_images(unlabelled):
+    settings = {**TINY, "vit": {"stem": "r9", "patch": 2, "width": 16, "depth": 1, "heads": 1}}
+    done = unlabelled(settings={**settings, "train": {**TINY["train"], "steps": 3, "ema": 0.0}})
+    newest = sorted((done.folder / "checkpoints").glob("step-*"))[-1]
+    kept, trained = done.backbone.model, load_file(newest / "tensors.safetensors")
+    name = "patch_embed.backbone.layers.0.norm.running_var"
+    assert not torch.equal(kept.get_buffer(name), trained[f"model/backbone.{name}"])
+    loader = Loader(vitrail.open_data("digits"), done.backbone.preprocess, batch=64)
+    images = torch.cat([batch.images for batch in loader.evaluation("train", limit=512)])
+    with torch.no_grad():
+        seen = kept.patch_embed.backbone.layers[0].conv(images).var(dim=(0, 2, 3))
+    torch.testing.assert_close(kept.get_buffer(name), seen, rtol=0.1, atol=1e-3)
+
+
+def test_a_collapse_is_announced(unlabelled, monkeypatch, capsys):
+    monkeypatch.setattr("vitrail.run.quality.COLLAPSED_RANK", 1000.0)
+    done = unlabelled(quiet=False)
+    assert "the features have collapsed: effective rank" in capsys.readouterr().err
+    assert "lower train.lr" in done.metrics["collapsed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"settings": {"vit": {"patch": 8}}}, "has only 1 patches of 8 x 8 pixels"),
+        ({"settings": {"vit": {"pool": "map"}}}, "attention pooling learns nothing"),
+        ({"settings": {"pretrain": {"mask": 1.0}}}, "give a number between 0 and 1"),
+        ({"settings": {"pretrain": {"mesk": 0.5}}}, "the nearest known one is pretrain.mask"),
+        ({"method": "views", "settings": {"pretrain": {"method": "masked"}}}, "give one of them"),
+        ({"weights": "nowhere"}, "nowhere does not exist"),
+    ],
+)
+def test_bad_input_is_one_line(unlabelled, tmp_path, arguments, message):
+    with pytest.raises(UserError, match=message):
+        unlabelled(**arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_image_is_not_enough(unlabelled, tree):
+    shutil.rmtree(tree / "2024")
+    for path in sorted(tree.glob("*.png"))[1:]:
+        path.unlink()
+    with pytest.raises(UserError, match="has 1 different image; it needs at least 3"):
+        unlabelled(data=tree)
+    (next(tree.glob("*.png"))).unlink()
+    with pytest.raises(UserError, match="no images in"):
+        unlabelled(data=tree)
+
+
+def test_the_report_shows_what_was_learned(unlabelled):
+    done = unlabelled(report=True)
+    page = (done.folder / "report.html").read_text()
+    for part in ("Hidden, rebuilt, true", "Patch colours", "Nearest neighbours", "random weights"):
+        assert part in page
+    assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "")
+    figures = {path.stem for path in (done.folder / "figures").glob("*.png")}
+    assert figures == {"loss", "rank", "knn", "colours", "rebuilt"}
+    strips = sorted((done.folder / "rebuilt").glob("*.png"))
+    assert [path.name for path in strips][:1] == ["hidden.png"] and len(strips) >= 3
+    with Image.open(strips[0]) as strip:
+        assert strip.size == (16 * 8 + 15, 8)
+
+
+def test_the_report_of_an_unfinished_pretraining_says_so(unlabelled, stop_at, tmp_path):
+    stop_at(7)
+    with pytest.raises(Stopped):
+        unlabelled()
+    vitrail.report(tmp_path / "run")
+    assert "Not finished: 5 of 30 steps" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_pretrainings_are_compared_with_other_runs(unlabelled, digits):
+    comparison = vitrail.compare(unlabelled("a").folder, digits("b", TINY).folder)
+    assert "learned without labels: effective rank" in str(comparison)
+    assert "linear probe" in comparison.runs[0].verdict

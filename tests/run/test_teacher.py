@@ -1,0 +1,213 @@
+"""Learning from a teacher: whose answers reach which image, and what is refused."""
+
+import math
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import vitrail
+from tests.run.conftest import SMALL, tensors
+from tests.run.test_pretrain import equal
+from vitrail.data.config import Preprocess
+from vitrail.errors import UserError
+from vitrail.pretraining.teacher import FeatureStudent, answer_loss, label_loss
+from vitrail.run.drive import Stopped
+from vitrail.run.recipe import read_recipe
+from vitrail.run.teacher import Teacher, convert_images
+
+FLIPS = {**SMALL, "data": {"workers": 0, "augment": {"flip": 0.5, "shift": 0.1}}}
+DIGITS = [str(digit) for digit in range(10)]
+VIEW = {"size": 8, "channels": 1, "mean": (0.0,), "std": (1.0,)}
+
+
+def recognise(images):
+    """Logits that depend on the left half of the image, so that a mirror image has others."""
+    left = images[:, :, :, :4].mean(dim=(1, 2, 3))
+    return torch.stack([left * number for number in range(10)], dim=1)
+
+
+@pytest.fixture
+def taught(tmp_path, monkeypatch, digits):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+
+    def train(out="run", teacher=None, settings=FLIPS, **arguments):
+        teacher = teacher or Teacher(model=recognise, preprocess=VIEW, classes=DIGITS[::-1])
+        return digits(out, settings, teacher=teacher, **arguments)
+
+    return train
+
+
+def test_each_image_gets_the_answer_to_itself_or_to_its_mirror_image(taught, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "vitrail.pretraining.teacher.answer_loss",
+        lambda outputs, targets, *others, **named: (
+            seen.append(targets.detach()),
+            answer_loss(outputs, targets, *others, **named),
+        )[1],
+    )
+    from vitrail.data.loader import Loader
+
+    batches, training = [], Loader.training
+
+    def watch(self, *arguments):
+        for batch in training(self, *arguments):
+            batches.append((self.source, batch))
+            yield batch
+
+    monkeypatch.setattr(Loader, "training", watch)
+    taught(settings={**FLIPS, "train": {**FLIPS["train"], "steps": 2}})
+    (source, batch), targets = batches[-1], seen[-1]
+    assert batch.mirrored.any() and not batch.mirrored.all()
+    for row in range(8):
+        pixels = torch.from_numpy(source[int(batch.items[row])].content).permute(2, 0, 1) / 255
+        image = pixels.flip(-1) if batch.mirrored[row] else pixels
+        expected = recognise(image[None])[0].flip(0)  # the teacher has the classes backwards
+        torch.testing.assert_close(targets[row, 10:], expected, atol=2e-3, rtol=2e-3)
+        assert int(targets[row, :10].argmax()) == int(source.labels[batch.items[row]])
+
+
+def test_the_loss_is_half_cross_entropy_and_half_softened_kl():
+    torch.manual_seed(0)
+    logits, answers, labels = torch.randn(4, 3), torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
+    targets = torch.cat([F.one_hot(labels, 3).float(), answers], dim=1)
+    p, q = ((x / 4).softmax(dim=1) for x in (answers, logits))
+    kl = 16 * (p * (p / q).log()).sum()
+    expected = 0.5 * F.cross_entropy(logits, labels, reduction="sum") + 0.5 * kl
+    loss = answer_loss(logits, targets, 0.0, None, classes=3, temperature=4.0)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_images_without_a_label_have_no_cross_entropy():
+    logits, targets = torch.randn(3, 4), torch.zeros(3, 4)
+    targets[1, 2] = 1
+    expected = F.cross_entropy(logits[1:2], torch.tensor([2]), reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(label_loss(logits, targets, 0.1, None), expected)
+
+
+def test_a_run_with_a_teacher_resumes_to_the_bit_without_it(taught, stop_at, monkeypatch, tmp_path):
+    whole = taught("whole")
+    assert read_recipe(whole.folder / "recipe.toml")["teacher"]["weights"].startswith("callable:")
+    with monkeypatch.context() as patch:
+        stop_at(7)
+        with pytest.raises(Stopped):
+            taught("part")
+        patch.undo()
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    part = vitrail.resume(tmp_path / "part", report=False, quiet=True)
+    assert equal(tensors(whole.folder), tensors(part.folder))
+
+
+def test_a_teacher_that_knows_the_labels_is_believed(taught, digits):
+    source = vitrail.open_data("digits")
+    table = {source[i].content.tobytes(): int(source.labels[i]) for i in range(len(source))}
+
+    def cheat(images):
+        pixels = (images * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
+        known = [table.get(one.numpy().tobytes(), 0) for one in pixels]
+        return 9.0 * F.one_hot(torch.tensor(known), 10).float()
+
+    settings = {**FLIPS, "data": {"workers": 0}, "train": {**FLIPS["train"], "steps": 60}}
+    run = taught(teacher=Teacher(model=cheat, preprocess=VIEW, classes=DIGITS), settings=settings)
+    assert run.metrics["val"]["accuracy"] > 0.3
+    stored = read_recipe(run.folder / "recipe.toml")["teacher"]
+    assert 0 < stored["temperature"] < 40 and stored["features"] == 0
+
+
+def test_a_teacher_with_other_classes_teaches_features_that_are_thrown_away(taught, digits):
+    def features(images):
+        return images.flatten(1)[:, :12]
+
+    run = taught(teacher=Teacher(model=features, preprocess=VIEW))
+    assert read_recipe(run.folder / "recipe.toml")["teacher"]["features"] == 12
+    assert not [name for name in run.classifier.model.state_dict() if "projection" in name]
+
+
+def test_a_run_teaches_another_one(taught, digits):
+    teacher = digits("teacher", {**SMALL, "data": {"workers": 0}})
+    run = taught(teacher=str(teacher.folder))
+    stored = read_recipe(run.folder / "recipe.toml")["teacher"]
+    assert stored["weights"] == str(teacher.folder) and stored["features"] == 0
+
+
+def test_a_teacher_is_copied_without_labels(taught, digits, tmp_path):
+    teacher = digits("teacher", {**SMALL, "data": {"workers": 0}})
+    run = vitrail.pretrain(
+        "digits",
+        teacher=teacher.folder,
+        settings={**SMALL, "data": {"workers": 0}},
+        out=tmp_path / "pre",
+        report=False,
+        quiet=True,
+    )
+    assert run.metrics["method"] == "teacher" and 0 < run.metrics["loss"] < 1
+    assert read_recipe(run.folder / "recipe.toml")["teacher"]["features"] == 16
+    with pytest.raises(UserError, match="belong together"):
+        vitrail.pretrain("digits", method="masked", teacher=teacher.folder)
+
+
+def test_a_model_of_timm_teaches_its_features(taught, monkeypatch):
+    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
+    config = {"input_size": (3, 16, 16), "crop_pct": 0.9, "interpolation": "bicubic"}
+    config |= {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    timm, data = ModuleType("timm"), ModuleType("timm.data")
+    timm.create_model = lambda name, **settings: model
+    data.resolve_data_config = lambda model: config
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    monkeypatch.setitem(sys.modules, "timm.data", data)
+    run = taught(teacher="timm:resnet10t", settings={**FLIPS, "train": {"steps": 2, "batch": 64}})
+    stored = read_recipe(run.folder / "recipe.toml")["teacher"]
+    assert stored["weights"] == "timm:resnet10t" and stored["features"] == 12
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UserError, match="timm is not installed"):
+        taught("other", teacher="timm:resnet10t")
+
+
+def test_every_parameter_of_a_feature_student_learns():
+    vit = vitrail.ViTConfig(image=8, patch=2, channels=1, width=16, depth=1, heads=1, classes=3)
+    student = FeatureStudent(vitrail.ViT(vit), 5)
+    outputs = student(torch.rand(2, 1, 8, 8))
+    assert outputs.shape == (2, 8)
+    outputs.square().sum().backward()
+    assert not [name for name, p in student.named_parameters() if p.grad is None]
+
+
+def test_images_are_converted_for_a_teacher_that_sees_the_same_view():
+    ours = Preprocess(size=8, mean=(0.2,), std=(0.5,), channels=3)
+    theirs = Preprocess(size=16, mean=(0.5,), std=(0.25,), channels=3)
+    images = torch.full((1, 3, 8, 8), (0.7 - 0.2) / 0.5)
+    converted = convert_images(images, ours, theirs)
+    assert converted.shape == (1, 3, 16, 16)
+    torch.testing.assert_close(converted, torch.full_like(converted, (0.7 - 0.5) / 0.25))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"settings": SMALL}, "data.augment.mixup changes images"),
+        (
+            {"settings": {**SMALL, "data": {"augment": {"scale": 0.5}}}},
+            "data.augment.scale changes images",
+        ),
+        (
+            {"teacher": Teacher(model=recognise, preprocess=VIEW, classes=["a"] * 10)},
+            "the teacher has 10 classes, without '0', the data 10; give one with the same classes",
+        ),
+        (
+            {"teacher": Teacher(model=lambda x: x, preprocess=VIEW)},
+            r"the teacher returned \(64, 1, 8, 8\) for 64 images",
+        ),
+        (
+            {"teacher": Teacher(model=lambda x: recognise(x) * math.inf, preprocess=VIEW)},
+            "the teacher returned NaN or infinity",
+        ),
+        ({"teacher": "nowhere"}, "nowhere does not exist"),
+    ],
+)
+def test_a_teacher_that_cannot_teach_is_one_line(taught, tmp_path, change, message):
+    with pytest.raises(UserError, match=message):
+        taught(**change)
+    assert not (tmp_path / "run").exists()

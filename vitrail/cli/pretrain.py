@@ -1,0 +1,143 @@
+"""`vitrail pretrain`: teaches a backbone by images without labels."""
+
+import json as as_json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import tyro
+
+import vitrail
+from vitrail.cli.flags import (
+    NO_VIT,
+    Architecture,
+    Device,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    RecipeFile,
+    Switch,
+    Timeout,
+    Vit,
+    given_sections,
+    section_flags,
+    unset,
+)
+from vitrail.cli.train import (
+    NO_DATA,
+    NO_PREPROCESS,
+    NO_TRAIN,
+    DataSettings,
+    PreprocessSettings,
+    TrainSettings,
+)
+from vitrail.display.text import format_accuracy
+from vitrail.pretraining import config
+
+_PretrainFlags = section_flags(config.PretrainConfig, "pretrain")
+NO_PRETRAIN = _PretrainFlags()
+
+if TYPE_CHECKING:
+    PretrainSettings: TypeAlias = Any
+else:
+    PretrainSettings = Annotated[
+        _PretrainFlags, tyro.conf.arg(help="the method (default: chosen from the data)")
+    ]
+
+
+def pretrain(
+    source: Annotated[
+        str | None,
+        tyro.conf.Positional,
+        unset(
+            metavar="DATA",
+            help="any tree of images, table of paths, tar shards, or a built-in name; labels are "
+            "not needed (default: that of --recipe)",
+        ),
+    ] = None,
+    *,
+    method: Annotated[config.Method | None, unset()] = None,
+    model: Architecture = None,
+    weights: Annotated[
+        str,
+        tyro.conf.arg(
+            name="from",
+            metavar="WEIGHTS",
+            help="start from this run, weight file or folder, or hf:owner/name; auto and none: "
+            "from random weights",
+        ),
+    ] = "auto",
+    teacher: Annotated[str | None, unset(metavar="MODEL")] = None,
+    minutes: OptionalFloat = None,
+    epochs: OptionalInt = None,
+    recipe: RecipeFile = None,
+    seed: OptionalInt = None,
+    out: OptionalPath = None,
+    device: Device = "auto",
+    timeout: Timeout = 1800,
+    tensorboard: Switch = False,
+    json: Switch = False,
+    pretrain: PretrainSettings = NO_PRETRAIN,
+    vit: Vit = NO_VIT,
+    train: TrainSettings = NO_TRAIN,
+    data: DataSettings = NO_DATA,
+    preprocess: PreprocessSettings = NO_PREPROCESS,
+) -> None:
+    """Pretrain a backbone on images without labels.
+
+    Writes a run folder with a report of what was learned; `vitrail train DATA --from RUN` then
+    trains a classifier from it. Test images are never read.
+
+    Args:
+        method: rebuild hidden patches (masked), or make crops of an image agree (views), which is
+            slower but has better features as they are (default: masked)
+        teacher: run, weights or timm:NAME whose features are copied, instead of a method
+        minutes: total time, including the final measurements; sets the number of steps
+        epochs: passes over the training images, instead of --minutes
+        seed: random seed of initialisation, data order, augmentation and masks (default: 0)
+        out: run folder (default: runs/DATA-pre-1, runs/DATA-pre-2, ...)
+        tensorboard: also write TensorBoard event files into the run folder
+        json: print the results as one JSON document
+    """
+    from vitrail.cli.main import STARTED
+
+    run = vitrail.pretrain(
+        source,
+        method=method,
+        model=model,
+        weights=weights,
+        teacher=teacher,
+        minutes=minutes,
+        epochs=epochs,
+        recipe=recipe,
+        settings=given_sections(
+            pretrain=pretrain, vit=vit, train=train, data=data, preprocess=preprocess
+        ),
+        seed=seed,
+        out=out,
+        device=device,
+        timeout=timeout,
+        tensorboard=tensorboard,
+        started=STARTED,
+    )
+    if run.is_leader:
+        print_quality(run.metrics, json)
+
+
+def print_quality(metrics: dict[str, Any], json: bool) -> None:
+    """The results of a finished pretraining."""
+    if json:
+        print(as_json.dumps(metrics, indent=1))
+        return
+    print(f"held-out loss {metrics['loss']:.4f}, effective rank {metrics['rank']:.1f}")
+    if (probe := metrics["probe"]) is not None:
+        random = probe["random"]
+        linear, zero = (format_accuracy(one["linear"], one["interval"]) for one in (probe, random))
+        print(f"linear probe {linear}; random weights {zero}")
+        print(f"k-NN {probe['knn']:.1%}; random weights {random['knn']:.1%}")
+    if metrics["collapsed"]:
+        print(f"warning: {metrics['collapsed']}")
+    print(f"{metrics['steps']} steps in {metrics['seconds']:.0f} seconds")
+    print(f"run {metrics['run']}")
+    if (page := Path(metrics["run"]) / "report.html").is_file():
+        print(f"report {page}")
+    print(f"next: `vitrail train DATA --from {metrics['run']}`")

@@ -1,0 +1,72 @@
+"""The settings of a pretraining, checked on construction."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from vitrail.errors import UserError
+
+Method = Literal["masked", "views", "teacher"]
+
+MINIMUM = {  # of each whole number
+    "decoder_depth": 1,
+    "decoder_width": 8,
+    "views": 2,
+    "local_views": 0,
+}
+MAXIMUM = 100_000  # of each whole number
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    method: Method = "masked"  # rebuild hidden patches (MAE), agree on views (LeJEPA), or a teacher
+    mask: float = 0.75  # masked: fraction of the patches that is hidden
+    decoder_depth: int = 1  # masked: blocks of the decoder, which is thrown away at the end
+    decoder_width: int = 128  # masked: width of the decoder's tokens
+    normalise: bool = False  # masked: targets with mean 0 and variance 1 in each patch
+    views: int = 4  # views: random crops of each image at full resolution
+    local_views: int = 0  # views: small crops of each image at about half the resolution
+    crop: float = 0.2  # views: minimum area fraction of a crop at full resolution
+    flip: float = 0.5  # views: probability of a horizontal flip
+    colour: float = 0.4  # views: strength of brightness, contrast and saturation jitter
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            known = ", ".join(get_args(Method))
+            raise UserError(f"pretrain.method {self.method!r} is unknown; choose one of {known}")
+        for name, least in MINIMUM.items():
+            number = getattr(self, name)
+            if not isinstance(number, int) or not least <= number <= MAXIMUM:
+                raise UserError(
+                    f"pretrain.{name} is {number!r:.40}; give a whole number from {least} to "
+                    f"{MAXIMUM:,}"
+                )
+        for name in ("mask", "crop"):
+            if not 0 < getattr(self, name) < 1:
+                raise UserError(
+                    f"pretrain.{name} is {getattr(self, name)!r}; give a number between 0 and 1"
+                )
+        for name in ("flip", "colour"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(
+                    f"pretrain.{name} is {getattr(self, name)!r}; give a number from 0 to 1"
+                )
+        if self.decoder_width % 4:
+            raise UserError(
+                f"pretrain.decoder_width is {self.decoder_width}; give a multiple of 4, as its "
+                f"position embeddings need"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    weights: str = ""  # run, weight file or folder that the training learns from
+    temperature: float = 4.0  # softens the answers of a teacher with the same classes
+    features: int = 0  # width of the features of a teacher with other classes; 0: it answers
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise UserError(
+                f"teacher.temperature is {self.temperature!r}; give a number above 0, such as 4"
+            )
+        if not 0 <= self.features <= MAXIMUM:
+            raise UserError(f"teacher.features is {self.features!r}; give a number of features")

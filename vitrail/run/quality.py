@@ -1,0 +1,180 @@
+"""How good a backbone is that learned without labels: held-out loss, rank, neighbours, a probe."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.data.loader import Loader
+from vitrail.data.source import is_labelled, is_multi_label
+from vitrail.evaluation.features import effective_rank, neighbour_accuracy, relative_spread
+from vitrail.evaluation.metrics import wilson_interval
+from vitrail.heads.knn import NearestNeighbours
+from vitrail.heads.logistic import fit_logistic
+from vitrail.model.stem import BatchNorm
+from vitrail.model.vit import ViT
+from vitrail.pretraining.objective import PatchFeatures, backbone_of
+from vitrail.pretraining.teacher import cosine_distance
+from vitrail.run.recipe import Recipe
+from vitrail.run.storage.predictions import predict_split, predict_split_distributed
+from vitrail.run.teacher import TeacherAnswers
+from vitrail.training.distributed import World
+from vitrail.training.learner import Learner
+
+PROBE_IMAGES = 10_000  # training images of the probe, at most
+PROBE_PASSES = 2  # forward passes over them: trained and random weights
+NEIGHBOURS = 10
+FRACTIONS = (0.01, 0.1, 1.0)  # of the labels that a probe is fitted on
+COLLAPSED_RANK = 1.5  # directions that the features use; fewer tell images hardly apart
+COLLAPSED_SPREAD = 1e-3  # relative standard deviation of the features
+NORM_BATCHES = 8  # whole images for the batch norms of a stem that has seen blanked ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """Features of the images of a split, and their labels."""
+
+    x: Tensor
+    labels: Tensor
+
+
+def evaluate_pretraining(
+    recipe: Recipe, learner: Learner, backbone: ViT, loader: Loader, world: World
+) -> dict[str, Any]:
+    """Held-out loss, effective rank and, with labels, k-NN accuracy of the EMA weights.
+
+    `backbone` is the one that `adapt_backbone` returns for them.
+    """
+    assert recipe.pretrain is not None
+    model, width = learner.eval_model, recipe.vit.width
+    taught = recipe.pretrain.method == "teacher"
+    columns = width + recipe.teacher.features if taught and recipe.teacher else 1
+    losses = predict_split_distributed(model, loader, "val", learner.dtype, world, columns)
+    extractor = PatchFeatures(backbone)
+    found = predict_split_distributed(extractor, loader, "val", learner.dtype, world, width)
+
+    def score() -> dict[str, Any]:
+        assert losses is not None and found is not None  # the leader has them
+        x, loss = found.logits, losses.logits
+        if taught:
+            assert isinstance(loader.annotate, TeacherAnswers)
+            loss = cosine_distance(loss[:, width:], loader.annotate.validation(losses.items))
+        scores = {"val_loss": float(loss.mean()), "val_rank": effective_rank(x)}
+        scores["val_spread"] = relative_spread(x)
+        if can_probe(loader) and len(x) > NEIGHBOURS:
+            scores["val_knn"] = neighbour_accuracy(x, found.labels, NEIGHBOURS)
+        return scores
+
+    return world.on_leader(score)
+
+
+def describe_collapse(scores: dict[str, Any], method: str) -> str | None:
+    """What to do if the features hardly differ between images; None if they do."""
+    rank, spread = scores["val_rank"], scores["val_spread"]
+    if rank >= COLLAPSED_RANK and spread >= COLLAPSED_SPREAD:
+        return None
+    remedy = {
+        "masked": "lower train.lr, or raise pretrain.mask",
+        "views": "lower train.lr, or raise train.batch",
+        "teacher": "lower train.lr, or choose another teacher",
+    }[method]
+    return (
+        f"the features have collapsed: effective rank {rank:.1f}, relative spread {spread:.1g}; "
+        f"{remedy}"
+    )
+
+
+def can_probe(loader: Loader) -> bool:
+    """Whether each image has one label, so that a classifier can measure the features."""
+    return is_labelled(loader.source) and not is_multi_label(loader.source)
+
+
+def adapt_backbone(learner: Learner, loader: Loader) -> ViT:
+    """The backbone of the EMA weights, for whole images: what is measured and saved.
+
+    The batch norms of a convolutional stem have seen images with hidden patches, so a copy gets
+    their statistics of whole ones; the training itself is not changed.
+    """
+    backbone = backbone_of(learner.eval_model)
+    if backbone.config.small_stem:
+        backbone = copy.deepcopy(backbone)
+        adapt_norms(backbone, loader)
+    return backbone
+
+
+@torch.no_grad()
+def adapt_norms(backbone: ViT, loader: Loader) -> None:
+    """Computes the statistics of batch norms again, from whole training images."""
+    norms = [module for module in backbone.modules() if isinstance(module, BatchNorm)]
+    if not norms:
+        return
+    momentum, training = [norm.momentum for norm in norms], backbone.training
+    backbone.train()
+    whole = loader.as_single_process()
+    limit = NORM_BATCHES * whole.batch
+    for number, batch in enumerate(whole.evaluation("train", limit=limit), 1):
+        for norm in norms:
+            norm.momentum = 1 / number  # the mean of all batches
+        backbone.patch_embed(batch.images)
+    for norm, before in zip(norms, momentum, strict=True):
+        norm.momentum = before
+    backbone.train(training)
+
+
+def probe_backbone(recipe: Recipe, backbone: ViT, loader: Loader) -> dict[str, Any] | None:
+    """k-NN and linear probe on mean patches, for the backbone and for random weights.
+
+    The heads are fitted on training images and measured on validation images. None without labels.
+    """
+    loader = loader.as_single_process()
+    if not can_probe(loader):
+        return None
+    torch.manual_seed(recipe.train.seed)
+    random = ViT(recipe.vit).to(loader.device)
+    adapt_norms(random, loader)
+    trained = probe_features(backbone, loader)
+    return {**trained, "random": probe_features(random, loader)}
+
+
+def probe_features(backbone: ViT, loader: Loader) -> dict[str, Any]:
+    """The accuracies of k-NN and of linear probes on 1, 10 and 100 % of the labels."""
+    train, val = (extract_features(backbone, loader, split) for split in ("train", "val"))
+    count = len(loader.source.classes)
+    k = min(NEIGHBOURS, len(train.labels))
+    voting = NearestNeighbours(k, "cosine").fit(train.x.numpy(), train.labels.numpy())
+    knn = float((voting.predict(val.x.numpy()) == val.labels.numpy()).mean())
+    rows = []
+    for fraction in FRACTIONS:
+        chosen = choose_fraction(train.labels, fraction)
+        fit = fit_logistic(train.x[chosen], train.labels[chosen], count)
+        correct = (val.x @ fit.weight.T + fit.bias).argmax(dim=1) == val.labels
+        rate = float(correct.double().mean())
+        interval = list(wilson_interval(rate, len(val.labels)))
+        labels = {"fraction": fraction, "labels": len(chosen)}
+        rows.append({**labels, "accuracy": rate, "interval": interval})
+    linear = rows[-1]
+    return {
+        "knn": knn,
+        "linear": linear["accuracy"],
+        "interval": linear["interval"],
+        "images": len(val.labels),
+        "fractions": rows,
+    }
+
+
+def extract_features(backbone: ViT, loader: Loader, split: Any) -> Features:
+    """Mean patches of up to `PROBE_IMAGES` images of a split, without augmentation."""
+    found = predict_split(PatchFeatures(backbone), loader, split, torch.float32, PROBE_IMAGES)
+    return Features(x=found.logits, labels=found.labels)
+
+
+def choose_fraction(labels: Tensor, fraction: float) -> Tensor:
+    """Rows of this fraction of every class, at least one of each, spread over the data."""
+    chosen = []
+    for label in labels.unique().tolist():
+        rows = (labels == label).nonzero()[:, 0]
+        wanted = max(1, round(fraction * len(rows)))
+        chosen.append(rows[torch.linspace(0, len(rows) - 1, wanted).round().long()])
+    return torch.cat(chosen).sort().values

@@ -1,0 +1,251 @@
+"""The report of a pretraining: rebuilt images, patch colours, neighbours, and probes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vitrail import __version__
+from vitrail.data.loader import Loader
+from vitrail.data.source import Source, is_labelled, label_names, split_indices
+from vitrail.display import figures
+from vitrail.display.figures import Chart, Curve
+from vitrail.display.page import data_uri, encode_image, load_templates, make_thumbnail
+from vitrail.display.sheet import denormalise
+from vitrail.display.text import (
+    format_count,
+    format_duration,
+    format_parameters,
+    format_percent,
+)
+from vitrail.evaluation.loop import eval_mode
+from vitrail.insight.learned import feature_pca
+from vitrail.model.cost import count_parameters
+from vitrail.model.vit import ViT
+from vitrail.pretraining.objective import PatchFeatures
+from vitrail.run.rebuilt import HIDDEN, IMAGES, REBUILT, TRUE, join_strip, list_strips
+from vitrail.run.recipe import Recipe, recipe_to_toml
+from vitrail.run.report.page import ReportFigure, describe_progress
+from vitrail.run.storage.record import REPORT, Record
+
+QUERIES, NEAREST = 8, 5  # images whose neighbours are shown, and how many of them
+SEARCHED = 1000  # validation images that the neighbours are searched among
+STRIP_HEIGHT = 96  # pixels, at least, of an image in a strip
+CURVES = {"loss": ("train_loss", "val_loss"), "rank": ("val_rank",), "knn": ("val_knn",)}
+NAMES = {"train_loss": "training", "val_loss": "validation", "val_rank": "rank", "val_knn": "k-NN"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Samples:
+    """Validation images as the model receives them, with what it makes of them."""
+
+    images: Tensor  # (B, C, H, W), normalised
+    pixels: NDArray[np.uint8]  # the same for people, (B, H, W, 3)
+    features: Tensor  # (B, D)
+    items: NDArray[np.int64]
+
+
+def draw_pretraining(
+    record: Record, backbone: ViT | None, loader: Loader | None
+) -> tuple[dict[str, ReportFigure], Samples | None]:
+    """Curves, strips of rebuilt images and patch colours; and the images behind them."""
+    drawn = {
+        name: ReportFigure(name=name, png=figures.to_png(figure), svg=figures.to_svg(figure))
+        for name, keys in CURVES.items()
+        if (figure := draw_curve(record, name, keys)) is not None
+    }
+    samples = None
+    if backbone is not None and loader is not None:
+        samples = collect_samples(backbone, loader)
+        png = encode_image(draw_colours(backbone, samples), "PNG")
+        drawn["colours"] = ReportFigure(name="colours", png=png)
+    if strips := read_strips(record.folder / REBUILT):
+        rows = [np.asarray(enlarge(Image.open(path))) for _, path in strips]
+        sheet = Image.fromarray(np.concatenate(rows))
+        drawn["rebuilt"] = ReportFigure(name="rebuilt", png=encode_image(sheet, "PNG"))
+    return drawn, samples
+
+
+def draw_curve(record: Record, name: str, keys: tuple[str, ...]) -> Any:
+    """One chart over the steps; None if the log has no such numbers."""
+    curves = []
+    if name == "loss" and record.steps:
+        steps, losses = ([line[key] for line in record.steps] for key in ("step", "loss"))
+        curves.append(Curve(label="", x=steps, y=losses, faint=True))
+    for key, colour in zip(keys, ("blue", "amber"), strict=False):
+        lines = [line for line in record.epochs if line.get(key) is not None]
+        x, y = [line["step"] for line in lines], [line[key] for line in lines]
+        if lines:
+            curves.append(Curve(label=NAMES[key], x=x, y=y, colour=colour, markers=True))
+    if not curves:
+        return None
+    label = {"loss": "loss", "rank": "effective rank", "knn": "accuracy"}[name]
+    return figures.draw_curves(Chart(curves=curves, x="step", y=label, percent=name == "knn"))
+
+
+@torch.no_grad()
+def collect_samples(backbone: ViT, loader: Loader) -> Samples:
+    """Evenly spaced validation images, and their features."""
+    single, extractor = loader.as_single_process(), PatchFeatures(backbone)
+    batches = list(single.evaluation("val", limit=SEARCHED))
+    with eval_mode(backbone):
+        features = torch.cat([extractor(batch.images).float().cpu() for batch in batches])
+    images = torch.cat([batch.images.cpu() for batch in batches])
+    stretch = loader.preprocess.pixels != "uint8"
+    pixels = denormalise(images, loader.preprocess.mean, loader.preprocess.std, stretch)
+    items = np.concatenate([batch.items for batch in batches])
+    return Samples(images=images, pixels=pixels, features=features, items=items)
+
+
+def choose_samples(samples: Samples, count: int) -> list[int]:
+    """Evenly spaced rows."""
+    rows = np.linspace(0, len(samples.items) - 1, min(count, len(samples.items)))
+    return sorted(set(rows.round().astype(int).tolist()))
+
+
+def draw_colours(backbone: ViT, samples: Samples) -> Image.Image:
+    """A strip of images above the colours of their patches."""
+    rows = choose_samples(samples, IMAGES)
+    device = next(backbone.parameters()).device
+    colours = feature_pca(backbone, samples.images[rows].to(device)).cpu().numpy()
+    patches = (255 * colours).round().astype(np.uint8)  # (B, rows, columns, 3)
+    patch = backbone.config.patch
+    patches = patches.repeat(patch, axis=1).repeat(patch, axis=2)
+    strips = [enlarge(join_strip(strip)) for strip in (samples.pixels[rows], patches)]
+    return Image.fromarray(np.concatenate([np.asarray(strip) for strip in strips]))
+
+
+def enlarge(strip: Image.Image) -> Image.Image:
+    """A strip of small images enlarged without smoothing."""
+    scale = -(-STRIP_HEIGHT // strip.height)
+    size = strip.width * scale, strip.height * scale
+    return strip.resize(size, Image.Resampling.NEAREST)
+
+
+def read_strips(folder: Path) -> list[tuple[str, Path]]:
+    """The strips of a run with their names: hidden, step by step, true. Empty if there are none."""
+    if not (folder / TRUE).is_file():
+        return []
+    steps = [(f"step {number:,}", path) for number, path in list_strips(folder)]
+    return [("hidden", folder / HIDDEN), *steps, ("true", folder / TRUE)]
+
+
+def find_neighbours(source: Source, samples: Samples) -> list[list[dict[str, Any]]]:
+    """Rows of cards: an image, then those with the most similar features."""
+    x = torch.nn.functional.normalize(samples.features, dim=1)
+    rows = []
+    for query in choose_samples(samples, QUERIES):
+        order = (x @ x[query]).argsort(descending=True).tolist()
+        nearest = [row for row in order if row != query][:NEAREST]
+        rows.append([describe_sample(source, samples, row) for row in [query, *nearest]])
+    return rows
+
+
+def describe_sample(source: Source, samples: Samples, row: int) -> dict[str, Any]:
+    item = int(samples.items[row])
+    label = label_names(source, item) if is_labelled(source) else ""
+    return {**make_thumbnail(samples.pixels[row]), "label": label, "path": source.ids[item]}
+
+
+def render_pretraining(
+    record: Record,
+    source: Source | None,
+    missing: str,
+    drawn: dict[str, ReportFigure],
+    samples: Samples | None,
+    command: str,
+) -> str:
+    """The whole page; without a `source` it has no neighbours, and `missing` says why."""
+    strips = [
+        (name, data_uri(encode_image(enlarge(Image.open(path)), "PNG"), "png"))
+        for name, path in read_strips(record.folder / REBUILT)
+    ]
+    colours = drawn.get("colours")
+    return (
+        load_templates(Path(__file__).parent)
+        .get_template("pretraining.html")
+        .render(
+            version=__version__,
+            name=record.name,
+            model=record.recipe.model,
+            method=describe_method(record.recipe),
+            folder=record.folder.resolve(),
+            missing=missing,
+            progress=describe_progress(record),
+            collapsed=(record.metrics or {}).get("collapsed"),
+            probe=summarise_probe(record),
+            summary=summarise_pretraining(record, source),
+            charts={name: figure.svg for name, figure in drawn.items() if figure.svg},
+            strips=strips,
+            colours=data_uri(colours.png, "png") if colours else None,
+            neighbours=find_neighbours(source, samples) if source and samples else [],
+            reasons=record.reasons,
+            settings=recipe_to_toml(record.recipe),
+            command=command,
+            files=sorted({REPORT} | {p.name for p in record.folder.iterdir() if p.name[0] != "."}),
+        )
+    )
+
+
+def describe_method(recipe: Recipe) -> str:
+    assert recipe.pretrain is not None
+    return {
+        "masked": f"rebuilding the hidden {recipe.pretrain.mask:.0%} of the patches",
+        "teacher": "copying the features of a teacher",
+        "views": f"agreeing on {recipe.pretrain.views + recipe.pretrain.local_views} views",
+    }[recipe.pretrain.method]
+
+
+def summarise_probe(record: Record) -> dict[str, Any] | None:
+    """What a linear classifier and k-NN read from the features; None without labels."""
+    probe = (record.metrics or {}).get("probe")
+    if probe is None:
+        return None
+    random = probe["random"]
+    low, high = probe["interval"]
+    return {
+        "linear": format_percent(probe["linear"]),
+        "low": f"{100 * low:.1f}",
+        "high": format_percent(high),
+        "bar": (100 * low, 100 * high, 100 * probe["linear"]),
+        "baseline": 100 * random["linear"],
+        "random": format_percent(random["linear"]),
+        "knn": format_percent(probe["knn"]),
+        "random_knn": format_percent(random["knn"]),
+        "images": f"{probe['images']:,}",
+        "fractions": [
+            {
+                "fraction": f"{row['fraction']:.0%}".replace("%", " %"),
+                "labels": f"{row['labels']:,}",
+                "trained": format_percent(row["accuracy"]),
+                "share": 100 * row["accuracy"],
+                "random": format_percent(zero["accuracy"]),
+            }
+            for row, zero in zip(probe["fractions"], random["fractions"], strict=True)
+        ],
+    }
+
+
+def summarise_pretraining(record: Record, source: Source | None) -> list[tuple[str, str]]:
+    """The numbers at the top of the page."""
+    vit, metrics = record.recipe.vit, record.metrics
+    summary = []
+    if source is not None:
+        counts = " / ".join(f"{len(split_indices(source, s)):,}" for s in ("train", "val"))
+        summary.append(("images, train / val", counts))
+    parameters = format_parameters(count_parameters(vit))
+    summary.append(("model", f"{record.recipe.model}, {parameters} parameters"))
+    height, width = vit.size
+    summary.append(("input", f"{width} x {height}, {format_count(vit.patches, 'patch')}"))
+    if metrics:
+        steps, epochs = metrics["steps"], metrics["epochs"]
+        length = f"{format_count(steps, 'step')}, {format_count(epochs, 'epoch')}"
+        summary.append(("training", f"{length}, {format_duration(metrics['seconds'])}"))
+        summary.append(("held-out loss", f"{metrics['loss']:.4f}"))
+        summary.append(("effective rank", f"{metrics['rank']:.1f} of {vit.width}"))
+    return summary

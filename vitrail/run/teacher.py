@@ -1,0 +1,330 @@
+"""A teacher: what it answers to the training images and their mirror images, computed once."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.data.config import DataConfig, Preprocess
+from vitrail.data.loader import Batch, Loader
+from vitrail.data.source import Source, is_multi_label, split_indices
+from vitrail.data.sources.places import cache_folder
+from vitrail.data.split import hash_items
+from vitrail.display.progress import progress_bar
+from vitrail.errors import UserError
+from vitrail.evaluation.metrics import fit_temperature
+from vitrail.heads.features import hash_weights, read_feature_cache, write_feature_cache
+from vitrail.model.vit import ViT
+from vitrail.pretraining.config import TeacherConfig
+from vitrail.run.recipe import locate_weights
+from vitrail.training.distributed import World
+from vitrail.zoo.load import load_weights
+
+SOFTENING = 4.0  # temperature of the answers, times the one that calibrates them
+CACHE_VERSION = 1  # part of every cache key
+BATCH = 64
+TIMM = "timm:"  # in front of the name of a teacher from timm
+CALLABLE = "callable:"  # in a recipe: a teacher that was given in Python, by the key of its answers
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Teacher:
+    """Any model as a teacher, with the preprocessing that it expects.
+
+    `model` maps normalised images (B, C, H, W) to logits, one for each of `classes`, or without
+    classes to features (B, D).
+
+    >>> import torch
+    >>> teacher = vitrail.Teacher(
+    ...     model=lambda images: images.mean(dim=(1, 2, 3))[:, None].expand(-1, 10),
+    ...     preprocess={"size": 8, "channels": 1},
+    ...     classes=[str(digit) for digit in range(10)],
+    ... )
+    >>> run = vitrail.train("digits", teacher=teacher, epochs=1, report=False, quiet=True)
+    >>> run.metrics["epochs"]
+    1
+    """
+
+    model: Callable[[Tensor], Tensor]
+    preprocess: Preprocess | Mapping[str, Any]
+    classes: Sequence[str] | None = None
+    name: str = ""  # where it was loaded from; empty: given in Python
+
+    @property
+    def settings(self) -> Preprocess:
+        """The preprocessing as `Preprocess`.
+
+        >>> vitrail.Teacher(model=abs, preprocess={"size": 8}).settings.size
+        8
+        """
+        if isinstance(self.preprocess, Preprocess):
+            return self.preprocess
+        return Preprocess.from_dict(self.preprocess)
+
+
+def load_teacher(path: str | Path, source: Source, features: bool = False) -> Teacher:
+    """A run, weights that the zoo reads, or "timm:NAME".
+
+    It answers if it has the classes of the data; else, or with `features`, those are learned.
+    """
+    if str(path).startswith(TIMM):
+        return load_timm_teacher(str(path))
+    loaded = load_weights(path)
+    if loaded.preprocess is None:
+        raise UserError(
+            f"the teacher {path} does not say how its images were normalised; give it in Python as "
+            f"`vitrail.Teacher`, with its preprocessing"
+        )
+    model, classes, path = loaded.model.eval(), loaded.classes, locate_weights(str(path))
+    if not features and classes is not None and set(classes) == set(source.classes):
+        return Teacher(model=model, preprocess=loaded.preprocess, classes=classes, name=str(path))
+    return Teacher(model=PooledFeatures(model), preprocess=loaded.preprocess, name=str(path))
+
+
+def load_timm_teacher(name: str) -> Teacher:
+    """A pretrained model of timm, of any architecture; its features are learned."""
+    try:
+        timm, data = import_module("timm"), import_module("timm.data")
+    except ImportError as error:
+        raise UserError("timm is not installed; run pip install timm") from error
+    try:
+        model = timm.create_model(name.removeprefix(TIMM), pretrained=True, num_classes=0)
+    except RuntimeError as error:  # unknown, or without weights
+        raise UserError(f"timm cannot load the teacher {name}: {error}") from error
+    config = data.resolve_data_config(model=model)
+    bilinear = config["interpolation"] == "bilinear"
+    preprocess = Preprocess(
+        size=config["input_size"][1:],
+        crop=config["crop_pct"],
+        interpolation="bilinear" if bilinear else "bicubic",
+        mean=config["mean"],
+        std=config["std"],
+        channels=config["input_size"][0],
+    )
+    return Teacher(model=model.eval(), preprocess=preprocess, name=name)
+
+
+class PooledFeatures(torch.nn.Module):
+    """What the head of a ViT reads."""
+
+    def __init__(self, backbone: ViT):
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.backbone.pool(self.backbone.encode(images))
+
+
+def check_teacher(teacher: Teacher, source: Source) -> None:
+    """Raises for a teacher that this data cannot be learned from."""
+    if is_multi_label(source):
+        raise UserError("a teacher needs images with one label each; omit `teacher`")
+    classes = teacher.classes
+    if classes is not None and set(classes) != set(source.classes):
+        extra = sorted(set(source.classes) - set(classes))
+        missing = f", without {extra[0]!r}" if extra else ""
+        raise UserError(
+            f"the teacher has {len(classes)} classes{missing}, the data {len(source.classes)}; "
+            f"give one with the same classes, or without `classes` one that returns features"
+        )
+
+
+def describe_teacher(teacher: Teacher, source: Source, loader: Loader) -> TeacherConfig:
+    """The settings of a run with this teacher; computes and caches all that it answers."""
+    check_teacher(teacher, source)
+    key = answers_key(teacher, source)
+    found = compute_answers(teacher, source, key, loader.progress)
+    name = teacher.name or f"{CALLABLE}{key}"
+    if teacher.classes is None:
+        return TeacherConfig(weights=name, features=found["answers"].shape[2])
+    val = torch.from_numpy(found["val"])
+    labels = torch.from_numpy(source.labels[found["val_items"]])
+    softened = SOFTENING * (fit_temperature(val, labels) if len(val) else 1.0)
+    return TeacherConfig(weights=name, temperature=round(softened, 3))
+
+
+def attach_teacher(
+    config: TeacherConfig, loader: Loader, world: World, pretraining: bool = False
+) -> None:
+    """Lets the loader add the teacher's answers to the targets of its training batches."""
+    source = loader.source
+    if sees_views(config.weights, loader.device) and not pretraining:
+        teacher = load_teacher(config.weights, source, config.features > 0)
+        loader.annotate = watch_views(teacher, loader)
+        return
+    found = world.leader_first(lambda: find_answers(config, source, loader.progress))
+    loader.annotate = TeacherAnswers(found, len(source))
+
+
+class TeacherAnswers:
+    """The cached answers of a teacher, by item."""
+
+    def __init__(self, found: Mapping[str, NDArray[Any]], images: int):
+        self.rows, self.val_rows = np.full(images, -1), np.full(images, -1)
+        self.rows[found["items"]] = np.arange(len(found["items"]))
+        self.val_rows[found["val_items"]] = np.arange(len(found["val_items"]))
+        self.answers, self.val = (torch.from_numpy(found[name]) for name in ("answers", "val"))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """What the teacher says to each image of a training batch, or to its mirror image."""
+        assert batch.mirrored is not None
+        chosen = torch.from_numpy(self.rows[batch.items])
+        views = torch.from_numpy(batch.mirrored.astype(np.int64))
+        return self.answers[chosen, views].float().to(batch.images.device)
+
+    def validation(self, items: NDArray[np.int64]) -> Tensor:
+        """What it says to validation images."""
+        return self.val[torch.from_numpy(self.val_rows[items])].float()
+
+
+def sees_views(weights: str, device: torch.device) -> bool:
+    """Whether the teacher is fast enough to see every augmented image, as on a GPU."""
+    return device.type != "cpu" and not weights.startswith(CALLABLE)
+
+
+def watch_views(teacher: Teacher, loader: Loader) -> Callable[[Batch], Tensor]:
+    """Asks the teacher about the same augmented images that the student sees."""
+    assert isinstance(teacher.model, torch.nn.Module)
+    teacher.model.to(loader.device)
+    theirs, ours = teacher.settings, loader.preprocess
+
+    def annotate(batch: Batch) -> Tensor:
+        x = convert_images(batch.images, ours, theirs)
+        answers = order_classes(ask(teacher, x), teacher, loader.source)
+        return answers.to(batch.images.device)
+
+    return annotate
+
+
+def convert_images(images: Tensor, ours: Preprocess, theirs: Preprocess) -> Tensor:
+    """Images normalised for one model, resized and normalised for another."""
+    (mean, std), (new_mean, new_std) = (
+        [torch.tensor(numbers, device=images.device)[:, None, None] for numbers in (p.mean, p.std)]
+        for p in (ours, theirs)
+    )
+    x = images * std + mean
+    if x.shape[1] != theirs.channels:
+        x = x.mean(dim=1, keepdim=True).expand(-1, theirs.channels, -1, -1)
+    size = [theirs.height, theirs.width]
+    if list(x.shape[-2:]) != size:
+        x = F.interpolate(x, size, mode="bicubic", antialias=True, align_corners=False)
+    return (x - new_mean) / new_std
+
+
+def find_answers(config: TeacherConfig, source: Source, progress: bool) -> dict[str, NDArray[Any]]:
+    """The answers from the cache, or computed again."""
+    if config.weights.startswith(CALLABLE):
+        found = read_feature_cache(answers_path(config.weights.removeprefix(CALLABLE)))
+        if found is None:
+            raise UserError(
+                "the answers of the teacher, given in Python, were removed from the cache "
+                "folder; start a new run with it"
+            )
+        return found
+    teacher = load_teacher(config.weights, source, config.features > 0)
+    return compute_answers(teacher, source, answers_key(teacher, source), progress)
+
+
+def answers_path(key: str) -> Path:
+    return cache_folder() / "teachers" / f"{key}.features"
+
+
+def answers_key(teacher: Teacher, source: Source) -> str:
+    """A checksum of the weights, or of the answers to the first images, and of all images."""
+    settings = {
+        "version": CACHE_VERSION,
+        "preprocess": teacher.settings.to_dict(),
+        "classes": list(teacher.classes or ()),
+        "order": list(source.classes),
+    }
+    checksum = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    network = getattr(teacher.model, "backbone", teacher.model)
+    if isinstance(network, ViT):
+        checksum.update(hash_weights(network).encode())
+        if teacher.classes:
+            for name, tensor in sorted(network.state_dict().items()):
+                if name.startswith("head"):
+                    checksum.update(tensor.cpu().numpy().tobytes())
+    else:
+        loader = teacher_loader(teacher, source, progress=False)
+        first = next(loader.evaluation("train", BATCH, limit=BATCH)).images
+        checksum.update(ask(teacher, first).numpy().tobytes())
+    for split in ("train", "val"):
+        checksum.update(hash_items(source, split_indices(source, split), progress=False).tobytes())
+    return checksum.hexdigest()
+
+
+def teacher_loader(teacher: Teacher, source: Source, progress: bool) -> Loader:
+    """The images as the teacher expects them."""
+    config = DataConfig(skip_broken=True, disk_gb=0)
+    return Loader(source, teacher.settings, config, batch=BATCH, progress=progress)
+
+
+def compute_answers(
+    teacher: Teacher, source: Source, key: str, progress: bool
+) -> dict[str, NDArray[Any]]:
+    """Answers to each training image and its mirror image, and to the validation images."""
+    if (stored := read_feature_cache(answers_path(key))) is not None:
+        return stored
+    loader = teacher_loader(teacher, source, progress)
+    loader.prepare("train", "val", training=False)
+    rows: list[Tensor] = []
+    items: list[NDArray[np.int64]] = []
+    count = len(loader.rank_items("train"))
+    with progress_bar("asking the teacher", count, show=progress) as advance:
+        for batch in loader.evaluation("train", BATCH):
+            views = [ask(teacher, x) for x in (batch.images, batch.images.flip(-1))]
+            rows.append(order_classes(torch.stack(views, dim=1), teacher, source))
+            items.append(batch.items)
+            advance(len(batch.items))
+    val = [ask(teacher, batch.images) for batch in loader.evaluation("val", BATCH)]
+    width = rows[0].shape[-1]
+    found: dict[str, NDArray[Any]] = {
+        "answers": torch.cat(rows).half().numpy(),
+        "items": np.concatenate(items),
+        "val": order_classes(torch.cat([*val, torch.zeros(0, width)]), teacher, source).numpy(),
+        "val_items": loader.rank_items("val"),
+    }
+    write_feature_cache(answers_path(key), found)
+    return found
+
+
+def order_classes(answers: Tensor, teacher: Teacher, source: Source) -> Tensor:
+    """Logits in the order of the classes of the data; features as they are."""
+    if teacher.classes is None:
+        return answers
+    names = list(teacher.classes)
+    return answers[..., [names.index(name) for name in source.classes]]
+
+
+@torch.inference_mode()
+def ask(teacher: Teacher, images: Tensor) -> Tensor:
+    """What the teacher returns for a batch, checked."""
+    answers = teacher.model(images)
+    wanted = len(teacher.classes) if teacher.classes is not None else None
+    if (
+        not isinstance(answers, Tensor)
+        or answers.ndim != 2
+        or len(answers) != len(images)
+        or wanted not in (None, answers.shape[1])
+    ):
+        came = tuple(answers.shape) if isinstance(answers, Tensor) else type(answers).__name__
+        raise UserError(
+            f"the teacher returned {came} for {len(images)} images; it must return a tensor of "
+            f"logits for its {wanted} classes"
+            if wanted
+            else f"the teacher returned {came} for {len(images)} images; it must return features, "
+            f"one row for each image"
+        )
+    if not answers.isfinite().all():
+        raise UserError("the teacher returned NaN or infinity; use another one")
+    return answers.float().cpu()

@@ -1,0 +1,182 @@
+"""Chooses the settings for pretraining on images without labels, with a reason for each."""
+
+from dataclasses import replace
+from typing import Any
+
+from vitrail.data.config import AUGMENT_PRESETS, Augment, Columns, LabelKind, Preprocess
+from vitrail.data.open import open_data
+from vitrail.data.source import Source
+from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
+from vitrail.pretraining.config import Method, PretrainConfig
+from vitrail.run import auto
+from vitrail.run.recipe import settings_to_dict
+from vitrail.training.distributed import World
+
+LARGE_PATCH = 16  # pixels from which the targets are normalised in each patch (He et al., 2022)
+FEW_PATCHES = 36  # with fewer, three quarters hide nearly everything
+LONG_SEQUENCE = 64  # patches up to which the decoder has one block
+SMALL_IMAGE = 64  # pixels up to which all views have the full size
+TINY_IMAGE = 16  # pixels up to which crops stay large
+
+
+def open_images(
+    data: str, columns: Columns, labels: LabelKind | None, world: World
+) -> tuple[Source, str]:
+    """Opens images with the labels that they have, or without; and says which."""
+
+    def choose() -> tuple[LabelKind | None, str]:
+        if labels is not None:
+            return labels, ""
+        try:
+            source = open_data(data, columns=columns, progress=world.is_leader)
+        except UserError as error:
+            open_data(data, columns=columns, labels="none", progress=world.is_leader)
+            return "none", f"labels: none ({error})"
+        if "not in a class folder" in source.ignored.values():
+            return "none", "labels: none, as some images are not in a class folder"
+        return None, "labels: only measure the features; training does not see them"
+
+    kind, why = world.on_leader(choose)
+    source = world.leader_first(
+        lambda: open_data(data, columns=columns, labels=kind, progress=world.is_leader)
+    )
+    return source, why
+
+
+def choose_pretraining(
+    summary: auto.DataSummary,
+    method: Method,
+    *,
+    model: str | None = None,
+    start: tuple[str, ViTConfig, Preprocess] | None = None,
+    minutes: float | None = None,
+    epochs: int | None = None,
+    steps: int = 0,
+    batch: int | None = None,
+    device: str = "cpu",
+    processes: int = 1,
+) -> auto.Choice:
+    """The settings for learning without labels; `start` names the weights to start from."""
+    rate = auto.device_rate(device, processes)
+    wanted = steps * (batch or auto.batch_size(summary)) / summary.images if steps else epochs
+    if start is not None:
+        model, vit = start[0], start[1]
+    elif model is not None:
+        vit = auto.named_vit(summary, model)
+    else:
+        model, vit = auto.choose_model(summary, device, rate, minutes, wanted)
+    channels = vit.channels if start is not None else summary.channels
+    vit = replace(vit, channels=channels, classes=summary.classes, head="none")
+    pretrain, why = choose_method(summary, vit, method)
+    expected = auto.expected_epochs(summary, vit, rate, minutes, wanted)
+    if minutes is not None and method == "views":
+        expected /= pretrain["views"]
+    augment = choose_augment(summary, method)
+    reasons = [
+        f"image {vit.size[0]}: {vit.patches} patches of {vit.patch} x {vit.patch}",
+        f"model {model}: {auto.explain_model(vit)}; about {expected:.3g} epochs expected",
+        *why,
+        f"augmentation: {describe_augment(augment, method)}",
+    ]
+    train = choose_optimizer(summary, expected, start is not None, reasons)
+    if minutes is None:
+        train["epochs"] = max(1, round(expected))
+        reasons.append(f"epochs {train['epochs']}: {'requested' if wanted else 'the default'}")
+    settings = {
+        "model": model,
+        "vit": settings_to_dict(vit),
+        "train": train,
+        "data": {"augment": settings_to_dict(augment)},
+        "preprocess": choose_preprocess(summary, vit, start and start[2]),
+        "pretrain": pretrain,
+    }
+    if start is None:
+        reasons.append("normalisation: mean and std of the training images")
+    return auto.Choice(settings=settings, reasons=reasons)
+
+
+def choose_preprocess(
+    summary: auto.DataSummary, vit: ViTConfig, expected: Preprocess | None
+) -> dict[str, Any]:
+    """What the weights expect; without weights, mean and std are measured later."""
+    if expected is not None:
+        return expected.to_dict()
+    crop = auto.choose_crop(summary, vit)
+    return {"channels": vit.channels, "pixels": summary.pixels, "crop": crop}
+
+
+def choose_method(
+    summary: auto.DataSummary, vit: ViTConfig, method: Method
+) -> tuple[dict[str, Any], list[str]]:
+    """The settings of the method, and why."""
+    if method == "views":
+        return choose_views(summary, vit)
+    if method == "teacher":
+        return {"method": "teacher"}, ["method teacher: its features are copied by a projection"]
+    width = 32 * max(1, round(vit.width / 64))  # about half of the backbone's
+    chosen = PretrainConfig(
+        mask=0.75 if vit.patches >= FEW_PATCHES else 0.6,
+        decoder_depth=1 if vit.patches <= LONG_SEQUENCE else 4,
+        decoder_width=width if vit.patches <= LONG_SEQUENCE else max(width, 192),
+        normalise=vit.patch >= LARGE_PATCH,
+    )
+    stem = "" if vit.stem == "patch" else ", blanked before the convolutions of the stem"
+    target = "normalised in each patch" if chosen.normalise else "as they are"
+    why = [
+        f"method masked: {chosen.mask:.0%} of the patches are hidden{stem}, and their pixels, "
+        f"{target}, rebuilt (MAE)",
+        f"decoder: {chosen.decoder_depth} block{'s' * (chosen.decoder_depth > 1)} of width "
+        f"{chosen.decoder_width}, thrown away at the end",
+    ]
+    return settings_to_dict(chosen), why
+
+
+def choose_views(summary: auto.DataSummary, vit: ViTConfig) -> tuple[dict[str, Any], list[str]]:
+    """Crops of one size for small images; two large and six small ones for others."""
+    small = max(vit.size) <= SMALL_IMAGE
+    photos = summary.channels == 3 and summary.pixels == "uint8"
+    chosen = PretrainConfig(
+        method="views",
+        views=4 if small else 2,
+        local_views=0 if small else 6,
+        crop=0.5 if max(vit.size) <= TINY_IMAGE else 0.2,
+        flip=0.0 if summary.channels == 1 else 0.5,
+        colour=0.4 if photos else 0.0,
+    )
+    many = f"{chosen.views} crops" + (f" and {chosen.local_views} small ones" if not small else "")
+    why = f"method views: {many} of an image agree, and all features fill a Gaussian (LeJEPA)"
+    return settings_to_dict(chosen), [why]
+
+
+def choose_augment(summary: auto.DataSummary, method: Method) -> Augment:
+    """Crops and flips where they do not change what an image is; views draw their own."""
+    if method == "views":
+        return Augment()
+    if summary.channels == 1:
+        return AUGMENT_PRESETS["gentle digits"]
+    if method == "teacher":
+        return AUGMENT_PRESETS["light"]
+    return Augment(flip=0.5, scale=0.5)
+
+
+def describe_augment(augment: Augment, method: Method) -> str:
+    if method == "views":
+        return "that of the views"
+    if augment.scale < 1:
+        return "flips, crops of 50 % of the area and more"
+    if augment.flip:
+        return "flips and shifts"
+    return "very small shifts and rotations; grey images may be digits, which flips would change"
+
+
+def choose_optimizer(
+    summary: auto.DataSummary, epochs: float, pretrained: bool, reasons: list[str]
+) -> dict[str, Any]:
+    """Optimizer and averaging; appends to `reasons`."""
+    batch = auto.batch_size(summary)
+    lr = 1e-3 if pretrained else 5e-3
+    steps = epochs * summary.images / batch
+    reasons.append(f"optimizer muon, learning rate {lr:g}, batch {batch}; EMA weights")
+    train = {"batch": batch, "optimizer": "muon", "lr": lr, "schedule": "cosine"}
+    return train | {"ema": auto.choose_ema_decay(steps)}
