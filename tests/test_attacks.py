@@ -284,6 +284,11 @@ CALLS = {
     "compare numbers": (lambda: vitrail.compare(1, 2), "."),
     "verify a number": (lambda: vitrail.verify(1), "`model`"),
     "convert to a number": (lambda: vitrail.convert("x", to=3, out="y"), "`to`"),
+    "a list as data": (lambda: vitrail.check([]), "`data`"),
+    "a list as foreign images": (lambda: classifier().evaluate("digits", foreign=[]), "`foreign`"),
+    "export to a list": (lambda: classifier().export("a.onnx", to=[]), "`to`"),
+    "a backbone of a number": (lambda: vitrail.load_backbone(5), "`path`"),
+    "a client of a number": (lambda: vitrail.client(5), "`url`"),
     "an unknown keyword": (lambda: vitrail.train("digits", epoch=3), "epoch"),
     "an image of 0 x 0": (lambda: classifier().predict(Image.new("RGB", (0, 0))), "0 x 0"),
 }

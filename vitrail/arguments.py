@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 PLAIN = (str, bytes, int, float, complex, bool, NoneType)  # values that are never of another class
+CONTAINERS = (list, tuple, dict, set)  # nor are these, unless the hint is one of them
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,9 +84,11 @@ def suits(value: object, hint: Any) -> bool:
         return isinstance(value, Real) and not isinstance(value, bool)
     if hint in (str, bytes, bytearray, memoryview, bool, Path, NoneType):
         return isinstance(value, hint)
-    if hint is Elsewhere:  # perhaps choices, which are strings
-        return not isinstance(value, PLAIN) or isinstance(value, str | bytes)
-    return not isinstance(hint, type) or not isinstance(value, PLAIN)
+    if hint is Elsewhere and isinstance(value, str | bytes):  # perhaps one of several choices
+        return True
+    if hint in CONTAINERS or not isinstance(hint, type):
+        return not isinstance(hint, type) or isinstance(value, hint)
+    return not isinstance(value, PLAIN) and type(value) not in CONTAINERS
 
 
 def phrase(hint: Any) -> str:

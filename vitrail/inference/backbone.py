@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitrail.arguments import check_arguments
 from vitrail.data.config import Preprocess
 from vitrail.data.image import load_image
 from vitrail.data.preprocess import preprocess as preprocess_image
@@ -83,6 +84,7 @@ class Backbone:
         patches: NDArray[np.float32] = features.unflatten(0, self.model.grid(x)).numpy()
         return patches
 
+    @check_arguments
     def explain(
         self,
         image: "ImageInput",
@@ -131,6 +133,7 @@ class Backbone:
         )
 
 
+@check_arguments
 def load_backbone(
     path: str | Path,
     *,

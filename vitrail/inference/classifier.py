@@ -358,6 +358,7 @@ class Classifier:
             return [1.0] * len(self.classes), [0.0] * len(self.classes)
         return labelling.slopes, labelling.intercepts
 
+    @check_arguments
     def export(
         self,
         out: str | Path | None = None,

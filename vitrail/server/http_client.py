@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, overload
 from urllib.parse import quote, urlencode, urlsplit
 
+from vitrail.arguments import check_arguments
 from vitrail.errors import UserError
 
 ImageBytes = str | Path | bytes  # a path, or the bytes of an encoded image
@@ -168,6 +169,7 @@ class Client:
         return f"Client({self.url!r})"
 
 
+@check_arguments
 def client(
     url: str, *, token: str | None = None, timeout: float = 60.0, patience: float = 60.0
 ) -> Client:
