@@ -53,7 +53,7 @@ def run(python: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_peer_is_measured(python, tmp_path):
     run(python, "-c", SMALL, str(tmp_path))
     columns = {
@@ -63,7 +63,7 @@ def test_every_peer_is_measured(python, tmp_path):
     peers = ["vitrail", "timm", "transformers", "vit-pytorch", "torchvision"]
     assert columns == {
         "inference": [*peers, "onnxruntime", "matmuls"],
-        "step": [*peers, "matmuls"],
+        "step": [*peers, "vitrail masked", "matmuls"],
         "input": ["vitrail", "torch + Pillow", "timm", "torchvision v2"],
         "memory": peers,
     }

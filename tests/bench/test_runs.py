@@ -45,7 +45,7 @@ def test_engines_run_an_export_of_the_same_model(monkeypatch, tmp_path):
 def test_step_has_a_profile(monkeypatch):
     monkeypatch.setattr(step, "CASES", [("Pico/4", 4)])
     found = step.run(ONCE, check_progress)
-    assert set(found["cases"][0]["rows"]) == {"vitrail", "matmuls"}
+    assert set(found["cases"][0]["rows"]) == {"vitrail", "vitrail masked", "matmuls"}
     profile = found["profiles"][0]["rows"]["vitrail"]
     assert sum(profile.values()) == pytest.approx(1)
     busy = ("matrix products", "attention", "GELU", "norms", "copies", "optimizer", PYTHON)

@@ -143,7 +143,7 @@ def recipe_lost(lab: Lab, tries: int, broken: Harms = ()) -> Iterator[int]:
     for share, words in (
         (None, "is not a run folder"),
         (0.7, "the recipe"),
-        (0.0, "'' does not exist"),
+        (0.0, "is incomplete"),
     ):
         run = lab.copy()
         path = run / "recipe.toml"

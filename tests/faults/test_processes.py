@@ -159,6 +159,7 @@ def photos(root):
     return root
 
 
+@pytest.mark.full
 def test_sigterm_to_torchrun_saves_once_and_leaves_nobody(tmp_path, tell):
     flags = ["train", str(photos(tmp_path / "photos")), *TINY, "--out", "run"]
     flags += ["--vit.image", "80", "--vit.patch", "16", "--train.batch", "8"]

@@ -34,9 +34,13 @@ def test_plain_lines_show_the_remaining_time(clock, capsys):
         clock[0] += 60
         shown.advance(step)
         shown.show_step(step, 1, 2.0, 3.0)
-    shown.show_epoch({"epoch": 1, "step": 53, "train_loss": 2.0, "val_accuracy": 0.5})
+    shown.show_epoch(
+        {"epoch": 1, "step": 53, "train_loss": 2.0, "val_loss": 1.0, "val_accuracy": 0.5}
+    )
     clock[0] += 60
-    shown.show_epoch({"epoch": 1, "step": 53, "train_loss": 2.0, "val_accuracy": 0.5})
+    shown.show_epoch(
+        {"epoch": 1, "step": 53, "train_loss": 2.0, "val_loss": 1.0, "val_accuracy": 0.5}
+    )
     first, *_, last, epoch = capsys.readouterr().err.splitlines()
     assert first == "step 51 of 100  epoch 1  loss 2.000  3 images/s"
     assert last.endswith("3 images/s  47 minutes left")

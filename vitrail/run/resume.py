@@ -1,6 +1,6 @@
 """Resumes a run from its newest checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,10 +144,26 @@ def read_stored(folder: Path, skip_broken: bool) -> Recipe:
     """The recipe of a run, after removing what a kill may have left in its folder."""
     files.remove_temporary(folder, RECIPE, LOG, MODEL, METRICS, predictions.FILE)
     files.remove_temporary(folder / REBUILT, "*.png")
-    recipe = settings_from_dict(Recipe, read_recipe(folder / RECIPE))
+    table = read_recipe(folder / RECIPE)
+    recipe = settings_from_dict(Recipe, table)
+    if missing := find_missing(settings_to_dict(recipe), table):
+        raise UserError(
+            f"the recipe {folder / RECIPE} is incomplete, {missing} is missing: it was truncated "
+            f"or edited; restore it, or train again"
+        )
     if skip_broken:
         recipe = replace(recipe, data=replace(recipe.data, skip_broken=True))
     return recipe
+
+
+def find_missing(complete: Mapping[str, Any], table: Mapping[str, Any]) -> str | None:
+    """A setting that a run stores, but that its recipe lacks: no default may replace it."""
+    for name, value in complete.items():
+        if name not in table:
+            return name
+        if isinstance(value, Mapping) and (inner := find_missing(value, table[name])):
+            return f"{name}.{inner}"
+    return None
 
 
 def load_progress(
