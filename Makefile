@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/vitrail demo
 
 test: check
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 quick: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow"

@@ -31,7 +31,7 @@ def test_the_pillow_datasets_return_normalised_images(tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_case_is_measured_in_images_per_second(monkeypatch):
     for table in ("LOADERS", "TINY_LOADERS"):
         selected = {

@@ -32,6 +32,7 @@ def test_inference_measures_vitrail_and_the_lower_bound(monkeypatch):
     assert 0 < case["rows"]["matmuls"]["ratio"] < 1
 
 
+@pytest.mark.full
 def test_engines_run_an_export_of_the_same_model(monkeypatch, tmp_path):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
     monkeypatch.setattr(engines, "CASES", [("Pico/4", 2)])

@@ -107,6 +107,7 @@ def equal(one, other):
     return all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.full
 def test_killed_processes_start_again_and_end_with_the_same_tensors(tmp_path, whole, tries, tell):
     count = tries(2, 10)
     happenings = [[attempt, attempt % 2, KILLS[attempt], "SIGKILL"] for attempt in range(count)]

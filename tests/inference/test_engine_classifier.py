@@ -172,7 +172,9 @@ def test_several_labels_have_their_thresholds_in_an_export(tmp_path, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    "engine", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.full)]
+)
 def test_published_weights_give_the_same_answers_in_every_engine(
     shared, engine, tmp_path, monkeypatch
 ):

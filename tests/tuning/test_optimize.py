@@ -512,7 +512,7 @@ def test_two_commands_on_one_folder_have_the_same_result(run_search, start, tmp_
     assert len(list((tmp_path / "out").glob("final-*"))) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_waiting_process_takes_over_the_trial_of_a_dead_one(run_search, start, tmp_path):
     started_file = tmp_path / "started"
     dying = SLOW.replace("return train_trial(*rest)", "import os; os._exit(1)")

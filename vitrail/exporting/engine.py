@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -139,7 +140,7 @@ def open_openvino(path: str | Path, threads: int | None = None) -> OpenVinoEngin
         "INFERENCE_NUM_THREADS": threads or thread_count(),
     }
     try:
-        core = openvino.Core()
+        core = openvino_core()
         model = core.read_model(path)
         compiled = core.compile_model(model, "CPU", settings)
     except RuntimeError as error:
@@ -157,6 +158,16 @@ def open_openvino(path: str | Path, threads: int | None = None) -> OpenVinoEngin
         ),
         version=openvino.__version__.split("-")[0],
     )
+
+
+@cache
+def openvino_core() -> Any:
+    """One for the whole process.
+
+    OpenVINO's CPU plugin gives signal handlers a stack of its own and frees it with the last core;
+    the next signal, such as Ctrl-C, would then crash the process.
+    """
+    return import_package("openvino").Core()
 
 
 def check_file(path: Path) -> None:
