@@ -72,8 +72,8 @@ def test_weights_predict_in_an_engine_and_explain_in_torch(
     """The same choice of engines as `predict`; odd images are flagged in all of them."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
     server = start(calibrated, engine="onnxruntime")
-    told = server.call("/model").json
-    assert told["engine"].startswith("onnxruntime") and told["explains"] is True
+    card = server.call("/model").json
+    assert card["engine"].startswith("onnxruntime") and card["explains"] is True
     stream = io.BytesIO()
     np.save(stream, np.tile(np.array([0, 255], np.uint8), (8, 4)))
     expected = vitrail.load(calibrated).predict(stream.getvalue()).to_dict()

@@ -1,23 +1,20 @@
 """Weights from the hub, served by a local server."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.local_hub import Hub, run_hub
 from tests.zoo import samples
 from vitrail.errors import UserError
 
 NAME = "owner/small"
-COMMIT = "a" * 40
 
 CODE = """
 import json, sys
@@ -29,63 +26,6 @@ try:
 except UserError as error:
     print(json.dumps({"error": str(error)}))
 """
-
-
-class Hub(BaseHTTPRequestHandler):
-    """The part of the hub that a download needs; its attributes make it fail."""
-
-    folder: Path
-    requests: list[str]
-    name = NAME
-    status = 200  # of all answers
-    pause = 0.0  # seconds before an answer
-    cut = 0  # bytes after which the first download ends
-    flip = False  # damage what is sent
-
-    def do_HEAD(self) -> None:
-        self.answer(body=False)
-
-    def do_GET(self) -> None:
-        self.answer(body=True)
-
-    def answer(self, body: bool) -> None:
-        start = self.headers.get("Range", "")
-        if "/resolve/" not in self.path:  # telemetry
-            self.send_error(404)
-            return
-        self.requests.append(f"{self.command} {self.path} {start}")
-        time.sleep(self.pause)
-        owner, repository, _, _, name = self.path.strip("/").split("/", 4)
-        file = self.folder / name
-        known = f"{owner}/{repository}" == self.name
-        first = int(start.removeprefix("bytes=").partition("-")[0] or 0) if start else 0
-        found = 206 if first else 200
-        self.send_response(
-            self.status if self.status != 200 else found if known and file.is_file() else 404
-        )
-        if not known or self.status in (401, 404):
-            self.send_header("X-Error-Code", "RepoNotFound")
-        elif not file.is_file():
-            self.send_header("X-Error-Code", "EntryNotFound")
-        content = file.read_bytes() if file.is_file() else b""
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("Content-Length", str(len(content) - first))
-        if first:
-            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
-        self.end_headers()
-        if body:
-            self.send_content(content[first:])
-
-    def send_content(self, content: bytes) -> None:
-        if self.flip:
-            content = content[:-1] + bytes([content[-1] ^ 1])
-        if self.cut and len(content) > self.cut:
-            content, type(self).cut = content[: self.cut], 0
-        self.wfile.write(content)
-
-    def log_message(self, *words: object) -> None:
-        pass
 
 
 @pytest.fixture
@@ -102,14 +42,8 @@ def hub(tmp_path) -> Iterator[ThreadingHTTPServer]:
         },
     }
     (folder / "config.json").write_text(json.dumps(config))
-    handler = type("Handler", (Hub,), {"folder": folder, "requests": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with run_hub(Hub, folder, NAME) as server:
+        yield server
 
 
 def load_in_process(server, cache: Path, name: str, **more: str) -> dict[str, object]:

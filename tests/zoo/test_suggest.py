@@ -1,16 +1,14 @@
 """Published weights to start from: in the variable, in the cache, on the hub, or nowhere."""
 
 import json
-import threading
-from http.server import ThreadingHTTPServer
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import vitrail
+from tests.local_hub import Hub, run_hub, use_hub
 from tests.zoo import samples
-from tests.zoo.test_hub import Hub
 from vitrail.errors import UserError
 from vitrail.run.design import design_recipe
 from vitrail.run.request import Request
@@ -23,7 +21,7 @@ TINY = find_row("Ti/16 augreg-in21k-in1k")
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A local hub that has a small model under the name of the suggested one, and its cache."""
-    constants = pytest.importorskip("huggingface_hub.constants", reason="needs vitrail[hub]")
+    pytest.importorskip("huggingface_hub", reason="needs vitrail[hub]")
     folder = samples.save("timm-cls", tmp_path / "remote")
     stated = {"input_size": [3, 24, 30], "mean": [0.5] * 3, "std": [0.5] * 3}
     config = {
@@ -32,22 +30,8 @@ def hub(tmp_path, monkeypatch):
         "pretrained_cfg": stated,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    handler = type("Handler", (Hub,), {"folder": folder, "requests": [], "name": TINY.hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    yield handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with run_hub(Hub, folder, TINY.hub) as server:
+        yield use_hub(monkeypatch, server, tmp_path / "cache")
 
 
 @pytest.fixture

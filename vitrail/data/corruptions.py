@@ -247,7 +247,7 @@ def resample(x: Floats, scale: float, angle: float) -> Floats:
 
 
 def sample(x: Floats, down: Floats, across: Floats) -> Floats:
-    """Every pixel moved by so many pixels, with linear interpolation."""
+    """Shifts each pixel by its own offset, with bilinear interpolation."""
     height, width = x.shape[:2]
     rows, columns = np.indices((height, width))
     grid = np.stack(

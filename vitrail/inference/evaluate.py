@@ -53,7 +53,7 @@ class MisclassifiedImage:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignImages:
-    """How well images of another kind are told from those that were evaluated."""
+    """How well foreign images are distinguished from the evaluated ones."""
 
     data: str  # name of the foreign data set
     images: int  # of it
@@ -89,7 +89,7 @@ class Evaluation:
     mistakes: tuple[MisclassifiedImage, ...]  # the most confident ones, in descending order
     trust: TrustQuality  # prediction sets, abstention and odd images
     corruptions: Robustness | None = None  # accuracy under corruptions, if it was asked for
-    foreign: ForeignImages | None = None  # how well foreign images are told, if it was asked for
+    foreign: ForeignImages | None = None  # how well foreign images are detected, if requested
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `vitrail evaluate --json` prints.
@@ -292,7 +292,7 @@ def measure_label_promise(
 def tell_foreign(
     predictor: Predictor, known: NDArray[Any], foreign: str | Path | Source, batch: int
 ) -> ForeignImages:
-    """Measures how well images of another kind are told from the evaluated ones."""
+    """Measures how well foreign images are distinguished from the evaluated ones."""
     neighbours = predictor.calibration.neighbours if predictor.calibration else None
     if neighbours is None:
         raise UserError(

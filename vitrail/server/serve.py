@@ -16,7 +16,7 @@ from vitrail.server.config import ServeConfig, read_token
 if TYPE_CHECKING:
     from vitrail.server.model import ServedModel
 
-Announce = Callable[[dict[str, Any]], None]  # is told what is served once it is ready
+Announce = Callable[[dict[str, Any]], None]  # called with what is served once the server is ready
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,11 @@
 """Data sets of the hub, served by a local server: parquet in, labelled images out, no code run."""
 
 import json
-import threading
-from http.server import ThreadingHTTPServer
 
 import pytest
 
 from tests.data.samples import encoded
-from tests.zoo.test_hub import Hub
+from tests.local_hub import Hub, run_hub, use_hub
 from vitrail.data.open import open_data, resolve_data
 from vitrail.errors import UserError
 
@@ -47,25 +45,10 @@ class DatasetHub(Hub):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     (tmp_path / "remote").mkdir()
-    handler = type("Handler", (DatasetHub,), {})
-    handler.folder, handler.requests, handler.name = tmp_path / "remote", [], NAME
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("VITRAIL_DATA", raising=False)
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    yield handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with run_hub(DatasetHub, tmp_path / "remote", NAME) as server:
+        yield use_hub(monkeypatch, server, tmp_path / "hub")
 
 
 def save(hub, name, columns, features=None):
