@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 import vitrail
 from tests.run.conftest import SMALL, tensors
 from tests.run.test_run import equal
+from vitrail.data.augment import mixup_or_cutmix
 from vitrail.errors import UserError
+from vitrail.run import transfer
 from vitrail.run.drive import Driver, Stopped
 from vitrail.run.recipe import merge_settings, read_recipe
 from vitrail.zoo.adapters import MATRICES
@@ -200,7 +202,9 @@ def test_frozen_blocks_are_cached_and_resume_bit_for_bit(
     tmp_path, weights, digits, stop_at, monkeypatch
 ):
     deep = digits("deep", merge_settings(SMALL, {"vit": {"depth": 2}})).folder
-    settings = merge_settings(FASTER, {"train": {"frozen": 1, "patience": 9}})
+    settings = merge_settings(FASTER, {"train": {"frozen": 1, "patience": 9, "ema": 0.9}})
+    mixed = {"train": {"class_weights": True}, "data": {"augment": {"mixup": 0.4, "flip": 0.5}}}
+    settings = merge_settings(settings, mixed)
     whole = digits("whole", settings, weights=str(deep))
     theirs, ours = (load_file(path / "model.safetensors") for path in (deep, whole.folder))
     changed = {name for name in ours if not torch.equal(ours[name], theirs[name])}
@@ -212,6 +216,36 @@ def test_frozen_blocks_are_cached_and_resume_bit_for_bit(
     monkeypatch.undo()
     part = vitrail.resume(tmp_path / "part", report=False, quiet=True)
     assert equal(tensors(whole.folder), tensors(part.folder))
+
+
+@pytest.mark.parametrize("flip", (0.0, 1.0))
+def test_cached_blocks_are_mirrored_only_as_requested_and_mixed(digits, weights, monkeypatch, flip):
+    settings = merge_settings(AGAIN, {"data": {"augment": {"mixup": 0.4, "flip": flip}}})
+    mixed, seen = mixup_or_cutmix, []
+
+    def noting(x, labels, *rest):
+        seen.append((x, labels))
+        return mixed(x, labels, *rest)
+
+    monkeypatch.setattr("vitrail.data.augment.mixup_or_cutmix", noting)
+    caches = []
+    make = transfer.cache_tokens
+    monkeypatch.setattr(
+        transfer, "cache_tokens", lambda *args: caches.append(make(*args)) or caches[-1]
+    )
+    digits("tuned", settings, weights=str(weights), tune="head")
+    (cache,) = caches
+    assert len(cache) == (2 if flip else 1) and len(seen) == AGAIN["train"]["steps"]
+    rows = {tuple(row) for row in cache[-1].tolist()}
+    assert all(tuple(row) in rows for row in seen[0][0].tolist())
+
+
+@pytest.mark.parametrize("change", [{"scale": 0.5}, {"cutmix": 1.0}])
+def test_augmentation_of_pixels_is_refused_for_cached_blocks(digits, weights, change):
+    settings = merge_settings(AGAIN, {"data": {"augment": change}})
+    (name,) = change
+    with pytest.raises(UserError, match=rf"data\.augment\.{name} changes pixels, and frozen"):
+        digits("tuned", settings, weights=str(weights), tune="head")
 
 
 def test_what_to_expect_is_stored_and_the_run_does_not_end_below_the_probe(digits, weights):

@@ -212,16 +212,13 @@ class Loader:
             yield batch
 
     def _stored_batches(self, inputs: Tensor, tasks: Iterator[Task]) -> Iterator[Batch]:
-        """Yields rows of `inputs`, (views, training images, ...), each in a random view."""
+        """Yields rows of `inputs`, (views, training images, ...), mirrored or not."""
         for task in tasks:
             uniforms = augment.sample_uniforms(self.seed, task.epoch, task.random_ids)
-            views = torch.from_numpy((uniforms["flip"] * len(inputs)).astype(np.int64))
+            mirrored = uniforms["flip"] < self.config.augment.flip
             rows = torch.from_numpy(np.searchsorted(self._items["train"], task.items))
-            labels, mirrored = self._labels(task.items), views.numpy() > 0
-            x = inputs[views, rows]
-            yield self._annotated(
-                Batch(x, labels, labels, task.items, task.step, task.epoch, mirrored)
-            )
+            x = inputs[torch.from_numpy(mirrored.astype(np.int64)), rows]
+            yield self._mixed_batch(task, x, mirrored)
 
     def _make_batch(self, task: Task, images: Tensor) -> Batch:
         """Applies what needs the whole batch: all augmentation of small images, mixing of any."""
@@ -230,13 +227,16 @@ class Loader:
         if self.small:
             images = augment.augment(images, settings, uniforms)
         x = augment.random_erasing(self._normalise(images), settings, uniforms)
-        labels = self._labels(task.items)
+        return self._mixed_batch(task, x, uniforms["flip"] < settings.flip)
+
+    def _mixed_batch(self, task: Task, x: Tensor, mirrored: NDArray[np.bool_]) -> Batch:
+        """The batch after mixup or CutMix, with what a teacher adds to its targets."""
+        settings, labels = self.config.augment, self._labels(task.items)
         targets = labels
         if settings.mixup or settings.cutmix:
             rng = np.random.default_rng((MIX_STREAM, self.seed, task.step, self.rank))
             classes = len(self.source.classes)
             x, targets = augment.mixup_or_cutmix(x, labels, classes, settings, rng)
-        mirrored = uniforms["flip"] < settings.flip
         return self._annotated(
             Batch(x, labels, targets, task.items, task.step, task.epoch, mirrored)
         )

@@ -1,6 +1,6 @@
 """What `train` would do with a data set: the one place that composes its recipe."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -36,6 +36,7 @@ from vitrail.zoo.suggest import FoundWeights, Unreachable, find_weights
 PHOTO_SIDE = 96  # pixels on the short side from which images start from published weights
 PHOTO_CHANNELS = (1, 3)
 OWN_LR, OWN_LAYER_DECAY = 1 / 3, 0.75  # after a pretraining on the same images
+CACHED_VIEWS = ("flip", "mixup")  # augmentation that works on cached tokens
 CHANGES_ANSWER = ("scale", "policy", "erase", "mixup", "cutmix")  # of the augmentation
 SCRATCH_COST = "on photos, training from scratch usually costs 20 to 50 points of accuracy"
 
@@ -85,6 +86,8 @@ def design_recipe(
         name = teacher if isinstance(teacher, str) else CALLABLE
         if not sees_views(name, device):
             keep_whole_images(choice, requested)
+    if requested["train"].get("frozen", choice.settings["train"].get("frozen", 0)):
+        keep_cached_views(choice, requested)
     return compose_design(source, request, requested, summary, choice, device, why)
 
 
@@ -94,22 +97,52 @@ def keep_whole_images(choice: auto.Choice, requested: Mapping[str, Any]) -> None
     It is asked once about each whole image and its mirror image, so that crops, mixtures and other
     colours would get the answer to another image.
     """
-    plain = settings_to_dict(Augment())
-    asked = requested.get("data", {}).get("augment", {})
-    if wrong := [name for name in CHANGES_ANSWER if asked.get(name, plain[name]) != plain[name]]:
-        raise UserError(
-            f"data.augment.{wrong[0]} changes images, and on a CPU the teacher answers only for "
-            f"whole ones; omit it, or omit `teacher`"
-        )
-    chosen = choice.settings["data"]["augment"]
-    dropped = [name for name in CHANGES_ANSWER if chosen[name] != plain[name]]
+    dropped = drop_augmentation(
+        choice,
+        requested,
+        CHANGES_ANSWER,
+        "changes images, and on a CPU the teacher answers only for whole ones; omit it, or omit "
+        "`teacher`",
+    )
     if dropped:
-        chosen.update({name: plain[name] for name in dropped})
+        chosen = choice.settings["data"]["augment"]
         chosen["shift"] = max(chosen["shift"], AUGMENT_PRESETS["light"].shift)
         choice.reasons.append(
             f"augmentation with a teacher: flips and shifts, without {', '.join(dropped)}, as it "
             f"answers for whole images"
         )
+
+
+def keep_cached_views(choice: auto.Choice, requested: Mapping[str, Any]) -> None:
+    """Restricts the augmentation to what can be applied to cached tokens: flips and mixup."""
+    others = [name for name in settings_to_dict(Augment()) if name not in CACHED_VIEWS]
+    dropped = drop_augmentation(
+        choice,
+        requested,
+        others,
+        "changes pixels, and frozen blocks are computed once and cached; omit it, or learn all "
+        "blocks with `tune` all and `train.frozen=0`",
+    )
+    if dropped:
+        choice.reasons.append(
+            f"augmentation of cached blocks: without {', '.join(dropped)}, which change pixels"
+        )
+
+
+def drop_augmentation(
+    choice: auto.Choice, requested: Mapping[str, Any], names: Sequence[str], why: str
+) -> list[str]:
+    """Resets these fields of the augmentation; returns those that were chosen, refuses requested
+    ones.
+    """
+    plain = settings_to_dict(Augment())
+    asked = requested.get("data", {}).get("augment", {})
+    if wrong := [name for name in names if asked.get(name, plain[name]) != plain[name]]:
+        raise UserError(f"data.augment.{wrong[0]} {why}")
+    chosen = choice.settings["data"]["augment"]
+    dropped = [name for name in names if chosen[name] != plain[name]]
+    chosen.update({name: plain[name] for name in dropped})
+    return dropped
 
 
 def compose_design(

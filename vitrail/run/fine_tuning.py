@@ -203,9 +203,12 @@ def choose_crops(
     summary: auto.DataSummary, tune: str, expected: float, reasons: list[str]
 ) -> dict[str, Any]:
     """Crops and flips: stronger crops for more epochs."""
-    if tune == "head":
-        reasons.append("augmentation: the mirror image only, as the features are cached")
+    if tune == "head" and summary.channels == 1:
+        reasons.append("augmentation none: the features are cached; flips would change digits")
         return {"augment": settings_to_dict(Augment())}
+    if tune == "head":
+        reasons.append("augmentation: flips only, as the features are cached")
+        return {"augment": settings_to_dict(Augment(flip=0.5))}
     if summary.channels == 1:
         reasons.append("augmentation digits: small shifts and rotations; flips would change digits")
         return {"augment": settings_to_dict(AUGMENT_PRESETS["digits"])}

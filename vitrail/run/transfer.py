@@ -76,7 +76,8 @@ def start_from_features(
     if config.frozen:
         if recipe.vit.positions == "rotary" and config.frozen < recipe.vit.depth:
             raise UserError("blocks with rotary positions cannot be cached; set `train.frozen=0`")
-        loader.inputs = cache_tokens(model, images, config.frozen)
+        mirrored = recipe.data.augment.flip > 0
+        loader.inputs = cache_tokens(model, images, config.frozen, mirrored)
         learner.module = UpperPart(model, config.frozen)
     if not (config.probe and fresh):
         return None
@@ -122,17 +123,19 @@ def at_training_size(loader: Loader) -> Loader:
     return single
 
 
-def cache_tokens(model: ViT, loader: Loader, frozen: int) -> Tensor:
-    """The tokens before block `frozen`, or what the head reads, of each image and its mirror image.
+def cache_tokens(model: ViT, loader: Loader, frozen: int, mirrored: bool) -> Tensor:
+    """The tokens before block `frozen`, or what the head reads, of each image.
+
+    (views, images, ...): the second view, if `mirrored` asks for it, is the mirror image.
 
     Half precision: twice as many images fit, and the rounding error is far below the noise of
     training.
     """
-    views: tuple[list[Tensor], list[Tensor]] = ([], [])
+    batches = []
     for batch in read_training_images(loader, "caching frozen blocks", None):
-        for view, images in zip(views, (batch.images, batch.images.flip(-1)), strict=True):
-            view.append(lower_part(model, images, frozen).half())
-    return torch.stack([torch.cat(view) for view in views])
+        views = [batch.images, batch.images.flip(-1)] if mirrored else [batch.images]
+        batches.append(torch.stack([lower_part(model, x, frozen).half() for x in views]))
+    return torch.cat(batches, dim=1)
 
 
 def head_inputs(model: ViT, loader: Loader, limit: int) -> tuple[list[Tensor], Tensor]:
