@@ -56,7 +56,7 @@ def explain_broken_link(
         target = site / parts.path.lstrip("/")
     target = target / "index.html" if target.is_dir() else target
     if not target.exists():
-        return "there is no such file"
+        return "the file does not exist"
     if parts.fragment and target in pages and parts.fragment not in pages[target].anchors:
         return "the page has no such anchor"
     return ""

@@ -28,7 +28,7 @@ def test_the_site_builds_and_works_without_a_network():
 @pytest.mark.parametrize(
     ("link", "reason"),
     [
-        ("missing.html", "no such file"),
+        ("missing.html", "does not exist"),
         ("other.html#missing", "no such anchor"),
         ("#missing", "no such anchor"),
     ],

@@ -22,6 +22,8 @@ from vitrail.training.learner import Learner
 
 BATCH = 16  # images of one forward pass: activations of more leave the processor's cache
 USUAL_GAIN = "fine-tuning usually adds 1 to 5 points"
+SMALL_GAIN = "fine-tuning can add little"
+NEARLY_ALL = 0.97  # accuracy of frozen features that leaves little to add
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +111,8 @@ def expect_accuracy(
     expected = start_from_features(recipe, learner, loader)
     if expected is None:
         return None
-    gain = "" if recipe.tune == "head" else f"; {USUAL_GAIN}"
-    terminal.print(f"expect: {expected}{gain}")
+    gain = USUAL_GAIN if expected.accuracy < NEARLY_ALL else SMALL_GAIN
+    terminal.print(f"expect: {expected}" + ("" if recipe.tune == "head" else f"; {gain}"))
     return expected.to_dict()
 
 

@@ -268,5 +268,5 @@ def log_weight_changes(loaded: LoadedModel) -> LoadedModel:
     report = loaded.report
     for kind in ("resized", "adapted", "left_out", "assumed"):
         for change in getattr(report, kind):
-            log.info(f"{report.source}: {kind.replace('_', ' ')}: {change}")
+            log.info(f"{Path(report.source).name}: {kind.replace('_', ' ')}: {change}")
     return loaded
