@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -47,6 +48,22 @@ def test_the_same_bytes_give_the_answer_of_pytorch(folder, images, file):
     assert [one.label for one in found] == [one.label for one in expected]
     assert isinstance(exported, vitrail.Classifier) and exported.temperature == HOT
     assert exported.index("7") == 7 and exported.classes == classifier.classes
+
+
+@pytest.mark.parametrize("file", ["a.onnx", "a.xml"])
+def test_a_split_engine_computes_two_batches_at_a_time(folder, images, file, monkeypatch):
+    monkeypatch.setattr("vitrail.exporting.engine.thread_count", lambda: 2)
+    predictor = vitrail.load(folder / file).predictor
+    x = np.stack([predictor.load(image) for image in images])
+    split, halves = predictor.split(2), (x[:20], x[20:])
+    if file == "a.onnx":
+        assert (predictor.engine.threads, split.engine.threads) == (2, 1)
+    else:
+        assert split.engine.compiled.get_property("NUM_STREAMS") == 2
+    with ThreadPoolExecutor(2) as pool:
+        found = [row for _ in range(5) for row in pool.map(split.logits, halves)]
+    for number, rows in enumerate(found):
+        np.testing.assert_allclose(rows, predictor.logits(halves[number % 2]), atol=1e-5)
 
 
 @pytest.mark.parametrize("file", ["a.onnx", "bytes.onnx"])

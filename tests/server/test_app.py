@@ -184,7 +184,7 @@ def test_ready_really_computes(server, monkeypatch):
     def fail(batch):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr("vitrail.server.model.ServedModel.logits", lambda self, batch: fail(batch))
+    monkeypatch.setattr("vitrail.server.model.ServedModel.logits", lambda self, batch, alone: fail(batch))
     monkeypatch.setattr(service, "probe_task", None)
     answer = server.call("/ready")
     assert answer.status == 503 and answer.json == {"error": "the model does not answer"}
@@ -194,7 +194,7 @@ def test_ready_really_computes(server, monkeypatch):
 
 
 def test_an_internal_error_hides_its_cause(server, monkeypatch, caplog):
-    def fail(self, batch):
+    def fail(self, batch, alone):
         raise RuntimeError("secret cause")
 
     monkeypatch.setattr("vitrail.server.model.ServedModel.logits", fail)

@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from tests.server.conftest import picture
 from tests.server.test_limits import post
@@ -19,10 +20,10 @@ def slow(monkeypatch):
     """Forward passes that take as long as the test says; their batch sizes."""
     real, sizes, gate = ServedModel.logits, [], threading.Event()
 
-    def logits(self, batch):
+    def logits(self, batch, alone):
         sizes.append(len(batch))
         gate.wait(10)
-        return real(self, batch)
+        return real(self, batch, alone)
 
     monkeypatch.setattr(ServedModel, "logits", logits)
     return sizes, gate
@@ -51,6 +52,30 @@ def test_what_waits_is_taken_together_up_to_the_limit(crowd, slow):
         gate.set()
         assert {one.result().status for one in (first, *others)} == {200}
     assert sizes == [1, 4, 4, 1]
+
+
+def test_two_lanes_compute_at_the_same_time_with_half_of_the_threads_each(start, monkeypatch):
+    for module in ("model", "service"):
+        monkeypatch.setattr(f"vitrail.server.{module}.thread_count", lambda: 2)
+    server = start(batch=4, max_wait=1000.0)
+    real, calls, gate = ServedModel.logits, [], threading.Event()
+
+    def logits(self, batch, alone):
+        calls.append((len(batch), alone, torch.get_num_threads()))
+        gate.wait(10)
+        return real(self, batch, alone)
+
+    monkeypatch.setattr(ServedModel, "logits", logits)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(server.call, "/predict", JPEG)
+        wait_until(lambda: len(calls) == 1)
+        second = pool.submit(server.call, "/predict", JPEG)
+        wait_until(lambda: len(calls) == 2)
+        third = pool.submit(server.call, "/predict", JPEG)
+        wait_until(lambda: len(server.server.service.batcher.waiting) == 1)
+        gate.set()
+        assert first.result().json == second.result().json == third.result().json
+    assert calls[:2] == [(1, True, 2), (1, False, 1)]
 
 
 def test_a_caller_who_hangs_up_leaves_the_queue(crowd, slow):

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -40,12 +41,16 @@ class Engine(Protocol):
     @property
     def classes(self) -> int | None: ...
     def run(self, pixels: NDArray[Any]) -> Arrays: ...
+    def split(self, parts: int) -> "Engine":
+        """The same model for `parts` calls at a time, each with its share of the threads."""
 
 
 @dataclass(frozen=True, eq=False)
 class OnnxEngine:
     """An ONNX file in an onnxruntime session on the CPU."""
 
+    path: Path
+    threads: int
     session: Any
     metadata: dict[str, Any]  # what Vitrail wrote into the file; empty for a foreign file
     pixels: PixelKind  # the dtype of the input
@@ -62,11 +67,16 @@ class OnnxEngine:
             raise UserError(f"onnxruntime cannot run the model: {shorten(error)}") from error
         return dict(zip(self.outputs, arrays, strict=True))
 
+    def split(self, parts: int) -> "OnnxEngine":
+        return open_onnx(self.path, max(1, self.threads // parts))
+
 
 @dataclass(frozen=True, eq=False)
 class OpenVinoEngine:
     """OpenVINO's files, compiled for the CPU."""
 
+    path: Path
+    threads: int
     compiled: Any
     metadata: dict[str, Any]
     pixels: PixelKind
@@ -74,14 +84,20 @@ class OpenVinoEngine:
     classes: int | None  # logits; None without a head
     version: str
     name: str = "openvino"
+    requests: threading.local = field(default_factory=threading.local)  # one for each thread
 
     def run(self, pixels: NDArray[Any]) -> Arrays:
         """The outputs of a batch (B, C, H, W) by name."""
         try:
-            result = self.compiled({INPUT: pixels})
+            if not hasattr(self.requests, "own"):
+                self.requests.own = self.compiled.create_infer_request()
+            result = self.requests.own.infer({INPUT: pixels}, share_inputs=True, share_outputs=True)
         except RuntimeError as error:
             raise UserError(f"OpenVINO cannot run the model: {shorten(error)}") from error
         return {name: np.array(result[name]) for name in self.outputs}
+
+    def split(self, parts: int) -> "OpenVinoEngine":
+        return open_openvino(self.path, self.threads, parts)
 
 
 def open_engine(path: str | Path) -> Engine:
@@ -107,8 +123,9 @@ def open_onnx(path: str | Path, threads: int | None = None) -> OnnxEngine:
     """Opens an ONNX file for onnxruntime; `threads` is `thread_count()` by default."""
     onnxruntime = import_package("onnxruntime")
     check_file(Path(path))
+    threads = threads or thread_count()
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or thread_count()
+    options.intra_op_num_threads = threads
     options.log_severity_level = 4  # errors arrive as exceptions
     try:
         session = onnxruntime.InferenceSession(
@@ -120,6 +137,8 @@ def open_onnx(path: str | Path, threads: int | None = None) -> OnnxEngine:
     check_inputs(path, [entry.name for entry in inputs])
     stored = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
     return OnnxEngine(
+        path=Path(path),
+        threads=threads,
         session=session,
         metadata=parse_export_metadata(path, stored),
         pixels="uint8" if inputs[0].type == "tensor(uint8)" else "float32",
@@ -129,15 +148,20 @@ def open_onnx(path: str | Path, threads: int | None = None) -> OnnxEngine:
     )
 
 
-def open_openvino(path: str | Path, threads: int | None = None) -> OpenVinoEngine:
-    """Opens OpenVINO's .xml file, with its .bin file beside it; `threads` as in `open_onnx`."""
+def open_openvino(path: str | Path, threads: int | None = None, streams: int = 1) -> OpenVinoEngine:
+    """Opens OpenVINO's .xml file, with its .bin file beside it; `threads` as in `open_onnx`.
+
+    `streams` calls at a time share the threads.
+    """
     openvino = import_package("openvino")
     check_file(Path(path))
     check_file(Path(path).with_suffix(".bin"))
     # float32: where the CPU has bfloat16 units, OpenVINO would compute in bfloat16 by itself
+    threads = threads or thread_count()
     settings: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": threads or thread_count(),
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": streams,
     }
     try:
         core = openvino_core()
@@ -149,6 +173,8 @@ def open_openvino(path: str | Path, threads: int | None = None) -> OpenVinoEngin
     outputs = tuple(entry.get_any_name() for entry in compiled.outputs)
     stored = model.get_rt_info([METADATA_KEY]).value if model.has_rt_info([METADATA_KEY]) else None
     return OpenVinoEngine(
+        path=Path(path),
+        threads=threads,
         compiled=compiled,
         metadata=parse_export_metadata(path, stored),
         pixels="uint8" if compiled.inputs[0].element_type.to_string() == "u8" else "float32",

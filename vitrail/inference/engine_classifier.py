@@ -1,9 +1,9 @@
 """A classifier that runs an exported model in onnxruntime or OpenVINO, without PyTorch."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,9 @@ class EnginePredictor(Predictor):
         return np.concatenate(
             [found[name] for name in ("logits", ODD_FEATURES) if name in found], 1
         )
+
+    def split(self, parts: int) -> Self:
+        return replace(self, engine=self.engine.split(parts))
 
     def run(self, x: Array) -> dict[str, NDArray[np.float32]]:
         """All outputs of preprocessed images, by name."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,13 @@ class Predictor(ABC):
     def outputs(self, x: Array) -> Array:
         """The logits, followed by the features that tell odd images, if any: (B, K) or more."""
         return self.logits(x)
+
+    def split(self, parts: int) -> Self:
+        """The same predictor for `parts` calls of `logits` at a time.
+
+        Each has its share of an engine's threads; those of PyTorch are a setting of the caller.
+        """
+        return self
 
     def promise(self, coverage: float | None = None, abstain: float | None = None) -> Promise:
         """The thresholds for a coverage and an error rate, for `prediction`."""

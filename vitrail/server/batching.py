@@ -1,6 +1,8 @@
-"""Batches without a timer: one model thread takes all images that wait, up to a limit.
+"""Batches without a timer: a free model thread takes all images that wait, up to a limit.
 
-Decoding runs in threads of its own. An idle server computes an image as soon as it is decoded.
+Decoding runs in threads of its own. An idle server computes an image as soon as it is decoded, with
+all cores. Under load, two model threads ("lanes") compute a batch each with half of the cores: no
+core then waits for another one at the end of every layer, while it decodes or sends answers.
 """
 
 import asyncio
@@ -47,12 +49,14 @@ class Job:
 class Batcher:
     """Images in, logits out; predicts how long a new image would wait."""
 
-    def __init__(self, *, limit: int, max_wait: float, threads: int, metrics: Metrics):
+    def __init__(self, *, limit: int, max_wait: float, threads: int, lanes: int, metrics: Metrics):
         self.limit, self.max_wait, self.metrics = limit, max_wait, metrics
+        self.threads, self.lanes = threads, lanes
         self.loop = asyncio.get_running_loop()
         self.waiting: deque[Job] = deque()
         self.condition = threading.Condition()
         self.stopped = False
+        self.computing = 0  # lanes with a batch
         self.images = 0  # accepted and not yet answered
         self.reading: dict[object, float] = {}  # bodies that are arriving: since when
         self.seconds = 0.0  # average time of an image while there is work
@@ -62,14 +66,14 @@ class Batcher:
         self.decoders = ThreadPoolExecutor(
             threads, "decode", initializer=limit_torch_threads, initargs=(1,)
         )
-        self.thread = threading.Thread(target=self._run, args=(threads,), name="model", daemon=True)
-        self.thread.start()
+        for _ in range(lanes):
+            threading.Thread(target=self._run, name="model", daemon=True).start()
 
     def stop(self) -> None:
         """Ends the threads; nothing may be waiting."""
         with self.condition:
             self.stopped = True
-            self.condition.notify()
+            self.condition.notify_all()
         self.decoders.shutdown(wait=False, cancel_futures=True)
 
     # --- admission, on the event loop -------------------------------------------------------------
@@ -128,13 +132,14 @@ class Batcher:
             (self.waiting.appendleft if job.first else self.waiting.append)(job)
             self.condition.notify()
 
-    def _run(self, threads: int) -> None:
-        limit_torch_threads(threads)
+    def _run(self) -> None:
         while batch := self._take():
+            alone = self.computing == 1 and not self.waiting
+            limit_torch_threads(self.threads if alone else max(1, self.threads // self.lanes))
             start = time.monotonic()
             results: list[tuple[Job, Any]]
             try:
-                rows = batch[0].model.logits([job.x for job in batch])
+                rows = batch[0].model.logits([job.x for job in batch], alone)
                 results = [(job, (job.x, row)) for job, row in zip(batch, rows, strict=True)]
             except Exception as error:  # delivered to the callers, who know what to answer
                 results = [(job, error) for job in batch]
@@ -154,18 +159,21 @@ class Batcher:
                     else:
                         batch.append(self.waiting.popleft())
                 if batch or self.stopped:
+                    self.computing += 1
                     return batch
                 self.condition.wait()
 
     def _measure(self, images: int, start: float) -> None:
         """Updates the average time of an image by the time since the batch before it."""
-        now = time.monotonic()
-        self.metrics.observe_batch(images, now - start)
-        seconds = (now - max(self.last_done, self.busy_since)) / images
-        self.last_done = now
-        past = SMOOTHING**images if self.seconds else 0.0
-        limit = OUTLIER * self.seconds or math.inf
-        self.seconds = past * self.seconds + (1 - past) * min(seconds, limit)
+        with self.condition:
+            self.computing -= 1
+            now = time.monotonic()
+            self.metrics.observe_batch(images, now - start)
+            seconds = (now - max(self.last_done, self.busy_since)) / images
+            self.last_done = now
+            past = SMOOTHING**images if self.seconds else 0.0
+            limit = OUTLIER * self.seconds or math.inf
+            self.seconds = past * self.seconds + (1 - past) * min(seconds, limit)
 
     def _deliver(self, results: Sequence[tuple[Job, Any]]) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more

@@ -16,7 +16,7 @@ from PIL import Image
 from vitrail.data.image import load_image
 from vitrail.display.page import data_uri, encode_image
 from vitrail.errors import UserError
-from vitrail.exporting.engine import ENGINE_SUFFIXES
+from vitrail.exporting.engine import ENGINE_SUFFIXES, thread_count
 from vitrail.files import check_regular
 from vitrail.inference.engine_classifier import EngineClassifier, restore_bytes
 
@@ -28,6 +28,7 @@ Array = NDArray[np.float32]
 CHUNK = 2**20  # bytes that are hashed at once
 EngineName = Literal["auto", "torch", "onnxruntime", "openvino"]
 PRIVATE = ("environment", "recipe", "data")  # of the metadata: paths and names of machines
+LANES = 2  # forward passes at a time: threads of different ones never wait for each other
 MIN_PROBE = 16  # pixels along a side of the stored image
 
 
@@ -62,6 +63,19 @@ class ServedModel:
     @property
     def predictor(self) -> Any:
         return self.classifier.predictor
+
+    @cached_property
+    def lane_predictor(self) -> Any:
+        """For a forward pass beside others: with its share of the threads."""
+        return self.predictor.split(self.lanes) if self.lanes > 1 else self.predictor
+
+    @property
+    def lanes(self) -> int:
+        """Forward passes at a time; a GPU computes one after the other."""
+        on_cpu = isinstance(self.classifier, EngineClassifier) or (
+            self.classifier.device.type == "cpu"
+        )
+        return min(LANES, thread_count()) if on_cpu else 1
 
     @cached_property
     def cropped_predictor(self) -> Any:
@@ -138,9 +152,13 @@ class ServedModel:
             filled[:, top : top + side, left : left + side] = mean
         return filled
 
-    def logits(self, batch: Sequence[Array]) -> Array:
-        """One row for each image: logits, and features that tell odd images, if any."""
-        rows: Array = self.predictor.outputs(np.stack(batch))
+    def logits(self, batch: Sequence[Array], alone: bool = True) -> Array:
+        """One row for each image: logits, and features that tell odd images, if any.
+
+        `alone`: with all threads of an engine, not with its share of them.
+        """
+        predictor = self.predictor if alone else self.lane_predictor
+        rows: Array = predictor.outputs(np.stack(batch))
         return rows
 
     def answer(self, row: Array, top: int, index: int | None = None) -> dict[str, Any]:
@@ -219,8 +237,6 @@ def load_served(
     before = file_states(weights)
     sha256 = hash_files(weights)
     classifier = vitrail.load(path, device=device, engine=engine)
-    if file_states(weights) != before:
-        raise UserError(f"{path} was changed while it was loaded; try again")
     model = ServedModel(
         path=path,
         name=name_served_model(path),
@@ -231,7 +247,10 @@ def load_served(
         max_bytes=max_bytes,
         max_pixels=max_pixels,
     )
-    model.answer(model.logits([model.decode(model.probe)])[0], top=1)
+    for alone in (True, False):
+        model.answer(model.logits([model.decode(model.probe)], alone)[0], top=1)
+    if file_states(weights) != before:
+        raise UserError(f"{path} was changed while it was loaded; try again")
     check_same_answers(classifier, path)
     return model
 

@@ -34,7 +34,11 @@ class Service:
         self.examples: list[dict[str, Any]] = []
         threads = thread_count()
         self.batcher = Batcher(
-            limit=config.batch, max_wait=config.max_wait, threads=threads, metrics=self.metrics
+            limit=config.batch,
+            max_wait=config.max_wait,
+            threads=threads,
+            lanes=model.lanes,
+            metrics=self.metrics,
         )
         self.explainer = Explainer(threads=max(1, threads // 2))
         self.metrics.queued.set_function(lambda: self.batcher.images)
