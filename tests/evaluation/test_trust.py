@@ -90,18 +90,21 @@ def test_log_odds_order_what_probabilities_round_to_one():
 
 def test_neighbours_tell_far_features_and_fit_into_a_megabyte():
     rng = np.random.default_rng(0)
-    train, val, far = (
-        rng.normal(1, 1, (9000, 256)),
-        rng.normal(1, 1, (500, 256)),
-        rng.normal(-1, 1, (500, 256)),
-    )
-    neighbours = fit_neighbours(train, val)
-    size = sum(len(text) for text in (neighbours.mean, neighbours.components, neighbours.features))
-    assert 0.5 * MAX_BYTES < size < MAX_BYTES
-    assert auroc(neighbours.measure(val), neighbours.measure(far)) > 0.99
-    assert (neighbours.p_values(far) < 0.01).mean() > 0.9
-    fresh = rng.normal(1, 1, (2000, 256))
-    assert (neighbours.p_values(fresh) < 0.01).mean() < 0.03
+
+    def draw(images, late=1, early=1):
+        """Features of which the late or the early half may differ from those in training."""
+        halves = rng.normal(late, 1, (images, 256)), rng.normal(early, 1, (images, 256))
+        return np.concatenate(halves, axis=1)
+
+    neighbours = fit_neighbours(draw(9000), draw(500))
+    early = neighbours.early
+    stored = (neighbours.mean, neighbours.components, neighbours.features, early.components)
+    assert 0.5 * MAX_BYTES < sum(map(len, stored)) + len(early.mean) < MAX_BYTES
+    known = draw(2000)
+    assert (neighbours.p_values(known) < 0.01).mean() < 0.03
+    for far in (draw(500, late=-1), draw(500, early=2)):
+        assert auroc(neighbours.measure(known), neighbours.measure(far)) > 0.99
+        assert (neighbours.p_values(far) < 0.01).mean() > 0.9
 
 
 def test_auroc_counts_ties_half():

@@ -184,7 +184,9 @@ def test_ready_really_computes(server, monkeypatch):
     def fail(batch):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr("vitrail.server.model.ServedModel.logits", lambda self, batch, alone: fail(batch))
+    monkeypatch.setattr(
+        "vitrail.server.model.ServedModel.logits", lambda self, batch, alone: fail(batch)
+    )
     monkeypatch.setattr(service, "probe_task", None)
     answer = server.call("/ready")
     assert answer.status == 503 and answer.json == {"error": "the model does not answer"}

@@ -9,7 +9,7 @@ import torch
 
 from tests.server.conftest import picture
 from tests.server.test_limits import post
-from vitrail.server.batching import Refusal
+from vitrail.server.batching import SMOOTHING, Refusal
 from vitrail.server.model import ServedModel
 
 JPEG = picture()
@@ -150,7 +150,7 @@ def test_one_huge_image_does_not_close_the_server(crowd):
     batcher.seconds, batcher.last_done = 0.01, time.monotonic() - 100
     batcher.busy_since = batcher.last_done
     batcher._measure(1, time.monotonic())
-    assert batcher.seconds == pytest.approx(0.9 * 0.01 + 0.1 * 0.04)
+    assert batcher.seconds == pytest.approx(SMOOTHING * 0.01 + (1 - SMOOTHING) * 0.04)
 
 
 def test_explanations_have_a_lane_of_their_own(crowd, monkeypatch):

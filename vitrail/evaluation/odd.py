@@ -1,9 +1,12 @@
 """Odd images: those whose features are far from the features of all training images.
 
-The distance of an image is the mean Euclidean distance of its normalised features to the nearest
-training images (after Sun et al., 2022). Its p-value is the fraction of validation images that are
-at least as far away, so that 1 % of images like those of the training data have a p-value below
-0.01, whatever the model.
+Late features, from after the last block, know what is in a picture: their distance is the mean
+Euclidean distance to the nearest training images, all of length 1 (after Sun et al., 2022). Early
+features, from before the first block, know colours and edges: their distance is that to the mean of
+the training images in units of their spread (Mahalanobis; after Lee et al., 2018). The sum of both
+is the distance of an image. Its p-value is the fraction of validation images that are at least as
+far away, so that 1 % of images like those of the training data have a p-value below 0.01, whatever
+the model.
 """
 
 import base64
@@ -25,25 +28,61 @@ DIMENSIONS = 64  # that principal components keep of the features
 MAX_BYTES = 1_000_000  # of everything in the model file, as base64
 MAX_DISTANCES = 1024  # of validation images that are stored
 CHUNK = 256  # rows whose distances are in memory at once
+UPPER = 0.84  # of normally distributed distances: one standard deviation above the median
+SHRINKAGE = 0.01  # of the largest variance, added to all: directions without any do not dominate
 MIN_IMAGES = 20  # training and validation images without which distances mean nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian:
+    """Mean and principal components of the early features of training images."""
+
+    width: int  # of the features
+    dimensions: int  # after projection
+    mean: str  # float32 (width)
+    components: str  # projection, float16 (width, dimensions)
+    spread: tuple[float, ...]  # along each component, and along one direction that they leave out
+
+    def __post_init__(self) -> None:
+        if len(self.spread) != self.dimensions + 1 or not min(self.spread) > 0:
+            raise UserError("the spread of early features is damaged; calibrate the model again")
+        _ = self._arrays  # raises if a length is wrong
+
+    def measure(self, features: NDArray[Any]) -> Rows:
+        """The distance of each image to the mean, (N)."""
+        mean, components, spread = self._arrays
+        rows = project(np.asarray(features, np.float32) - mean, components) / spread
+        distances: Rows = np.sqrt((rows**2).sum(axis=1))
+        return distances
+
+    @cached_property
+    def _arrays(self) -> tuple[Rows, Rows, Rows]:
+        mean = unpack(self.mean, "<f4", (self.width,))
+        components = unpack(self.components, "<f2", (self.width, self.dimensions))
+        return mean, components, np.array(self.spread, np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbours:
     """The features of training images, compressed, and the distances of validation images."""
 
-    width: int  # of the features
-    dimensions: int  # after projection
+    width: int  # of the features, late and early
+    dimensions: int  # of the late ones after projection
     images: int  # training images
     scale: float  # of one step of the quantised features
-    mean: str  # of the features, float16 (width)
+    mean: str  # of the late features, float16 (width)
     components: str  # projection, float16 (width, dimensions)
     features: str  # int8 (images, dimensions + 1)
+    early: Gaussian
+    centres: tuple[float, float]  # late and early: median distance of validation images
+    scales: tuple[float, float]  # from the median to the quantile `UPPER`
     distances: tuple[float, ...]  # of validation images, ascending
 
     def __post_init__(self) -> None:
         if min(self.width, self.dimensions, self.images, len(self.distances)) < 1:
             raise UserError("the features of training images are empty; calibrate the model again")
+        if not min(self.scales) > 0:
+            raise UserError("the distances of validation images are damaged; calibrate it again")
         _ = self._arrays  # raises if a length is wrong
 
     def p_values(self, features: NDArray[Any]) -> NDArray[np.float64]:
@@ -54,41 +93,78 @@ class Neighbours:
         return p_values
 
     def measure(self, features: NDArray[Any]) -> Rows:
-        """The mean distance of each image to its nearest training images, (N)."""
+        """The distance of each image to the training images, (N): late plus early."""
+        both = zip(self.parts(features), self.centres, self.scales, strict=True)
+        parts = [(part - centre) / scale for part, centre, scale in both]
+        distances: Rows = np.sum(parts, axis=0, dtype=np.float32)
+        return distances
+
+    def parts(self, features: NDArray[Any]) -> tuple[Rows, Rows]:
+        """The late and the early distance of each image, before they are made comparable."""
         mean, components, stored = self._arrays
-        return mean_distance(project(normalise_rows(features) - mean, components), stored)
+        late, early = np.split(features, [len(mean)], axis=1)
+        near = mean_distance(project(normalise_rows(late) - mean, components), stored)
+        return near, self.early.measure(early)
 
     @cached_property
     def _arrays(self) -> tuple[Rows, Rows, Rows]:
-        mean = unpack(self.mean, "<f2", (self.width,))
-        components = unpack(self.components, "<f2", (self.width, self.dimensions))
+        late = self.width - self.early.width
+        mean = unpack(self.mean, "<f2", (late,))
+        components = unpack(self.components, "<f2", (late, self.dimensions))
         features = unpack(self.features, "i1", (self.images, self.dimensions + 1))
         return mean, components, features * self.scale
 
 
 def fit_neighbours(train: NDArray[Any], val: NDArray[Any]) -> Neighbours | None:
-    """Compresses the features of training images (N, D); None if there are too few images."""
+    """Compresses late and early features of training images, (N, 2 D); None if too few images."""
     if min(len(train), len(val)) < MIN_IMAGES:
         return None
-    rows = normalise_rows(train)
+    late_half, early_half = np.split(np.asarray(train), 2, axis=1)
+    rows, early = normalise_rows(late_half), fit_gaussian(early_half)
     mean = rows.mean(axis=0).astype("<f2")
     components = principal_components(rows - mean).astype("<f2")
-    room = MAX_BYTES * 3 // 4 - mean.nbytes - components.nbytes - 16 * MAX_DISTANCES
+    used = mean.nbytes + components.nbytes + 16 * MAX_DISTANCES
+    room = MAX_BYTES * 3 // 4 - used - 3 * (len(early.mean) + len(early.components)) // 4
     rows = pick_rows(rows, max(1, room // (components.shape[1] + 1)))
     projected = project(rows - mean.astype(np.float32), components.astype(np.float32))
     scale = float(np.abs(projected).max()) / 127 or 1.0
     fitted = Neighbours(
-        width=len(mean),
+        width=train.shape[1],
         dimensions=components.shape[1],
         images=len(projected),
         scale=scale,
         mean=pack(mean),
         components=pack(components),
         features=pack((projected / scale).round().astype("i1")),
+        early=early,
+        centres=(0.0, 0.0),
+        scales=(1.0, 1.0),
         distances=(0.0,),
     )
+    middle, end = (
+        [float(np.quantile(part, q)) for part in fitted.parts(val)] for q in (0.5, UPPER)
+    )
+    scales = [max(b - a, 1e-6) for a, b in zip(middle, end, strict=True)]
+    fitted = replace(fitted, centres=(middle[0], middle[1]), scales=(scales[0], scales[1]))
     distances = pick_rows(np.sort(fitted.measure(val)), MAX_DISTANCES)
     return replace(fitted, distances=tuple(float(f"{one:.5g}") for one in distances))
+
+
+def fit_gaussian(features: NDArray[Any]) -> Gaussian:
+    """Mean and spread of features (N, D)."""
+    rows = np.asarray(features, np.float32)
+    mean = rows.mean(axis=0)
+    components = principal_components(rows - mean).astype("<f2")
+    variance = (project(rows - mean, components.astype(np.float32)) ** 2).mean(axis=0)
+    variance[-1] /= max(1, len(mean) - components.shape[1])  # of one direction that is left out
+    spread = np.sqrt(variance + SHRINKAGE * max(float(variance.max()), 1e-12))
+    return Gaussian(
+        width=len(mean),
+        dimensions=components.shape[1],
+        mean=pack(mean.astype("<f4")),
+        components=pack(components),
+        spread=tuple(float(f"{one:.5g}") for one in spread),
+    )
 
 
 def normalise_rows(features: NDArray[Any]) -> Rows:

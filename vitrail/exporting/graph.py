@@ -59,25 +59,25 @@ class ExportGraph(nn.Module):
             x = (x.to(torch.float32) - self.mean) / self.std  # as vitrail.data.preprocess does it
         if self.outputs == ("logits",):
             return (self.model(x),)
-        tokens, maps = self.encode(x)
+        embedded, tokens, maps = self.encode(x)
         compute: dict[str, Callable[[], Tensor]] = {
             "logits": lambda: self.model.classify(tokens),
             "features": lambda: self.model.pool(tokens),
-            ODD_FEATURES: lambda: compute_odd_features(self.model, tokens),
+            ODD_FEATURES: lambda: compute_odd_features(self.model, embedded, tokens),
             "attention": lambda: maps,
         }
         return tuple(compute[name]() for name in self.outputs)
 
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """All tokens after the last block, and the attention weights of every block."""
-        x, rope = self.model.embed(x)
-        maps = []
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All tokens before the first and after the last block, and every block's attention."""
+        embedded, rope = self.model.embed(x)
+        x, maps = embedded, []
         for block in self.model.blocks:
             assert isinstance(block, Block)
             if self.options.attention:
                 maps.append(block.attn.weights(block.norm1(x), rope=rope))
             x = block(x, rope)
-        return x, torch.stack(maps, dim=1) if maps else x
+        return embedded, x, torch.stack(maps, dim=1) if maps else x
 
 
 def output_names(model: ViT, options: GraphOptions) -> tuple[str, ...]:
@@ -92,15 +92,14 @@ def output_names(model: ViT, options: GraphOptions) -> tuple[str, ...]:
     return tuple(name for name, included in wanted.items() if included)
 
 
-def compute_odd_features(model: ViT, tokens: Tensor) -> Tensor:  # (B, N, D)
-    """What tells odd images: mean and standard deviation of the patches after the last norm.
+def compute_odd_features(model: ViT, embedded: Tensor, tokens: Tensor) -> Tensor:  # 2 (B, N, D)
+    """What tells odd images: the mean patch after the last norm, and before the first block.
 
-    On CIFAR-10 against MNIST the mean alone has an AUROC of 0.88, both together 0.98 (JOURNAL,
-    2026-11-17).
+    The first knows what is in the picture, the second its colours and edges.
     """
-    patches = model.norm(tokens[:, model.config.prefix :])  # (B, P, D)
-    spread = patches.std(dim=1, correction=0)  # (B, D)
-    return torch.cat([patches.mean(dim=1), spread], dim=1)  # (B, 2 D)
+    start = model.config.prefix
+    late = model.norm(tokens[:, start:]).mean(dim=1)  # (B, D)
+    return torch.cat([late, embedded[:, start:].mean(dim=1)], dim=1)  # (B, 2 D)
 
 
 def prepare_model(model: ViT, preprocess: Preprocess, any_size: bool) -> ViT:

@@ -25,8 +25,11 @@ class LogitsAndFeatures(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = self.model.encode(x)
-        features = compute_odd_features(self.model, tokens)
+        embedded, rope = self.model.embed(x)
+        tokens = embedded
+        for block in self.model.blocks:
+            tokens = block(tokens, rope)
+        features = compute_odd_features(self.model, embedded, tokens)
         return torch.cat([self.model.classify(tokens), features], dim=1)
 
 

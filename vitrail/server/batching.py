@@ -20,7 +20,9 @@ from typing import Any
 from vitrail.server.metrics import Metrics
 from vitrail.server.model import WHOLE, Array, ImageOptions, ServedModel
 
-SMOOTHING = 0.9  # weight of the past, per image, in the average time of an image
+SMOOTHING = (
+    0.98  # weight of the past, per image, in the average time of an image: lanes end in pairs
+)
 OUTLIER = 4.0  # times the average: one huge image does not make the server refuse others
 READING_SECONDS = 1.0  # a request whose body takes longer no longer counts as queued
 MAX_RETRY = 60  # seconds
@@ -143,7 +145,7 @@ class Batcher:
                 results = [(job, (job.x, row)) for job, row in zip(batch, rows, strict=True)]
             except Exception as error:  # delivered to the callers, who know what to answer
                 results = [(job, error) for job in batch]
-            self._measure(len(batch), start)
+            self._measure(len(batch), start, alone and self.lanes > 1)
             self._deliver(results)
 
     def _take(self) -> list[Job]:
@@ -163,14 +165,19 @@ class Batcher:
                     return batch
                 self.condition.wait()
 
-    def _measure(self, images: int, start: float) -> None:
-        """Updates the average time of an image by the time since the batch before it."""
+    def _measure(self, images: int, start: float, alone: bool = False) -> None:
+        """Updates the average time of an image by the time since the batch before it.
+
+        A batch that had all threads to itself says little about those that share them.
+        """
         with self.condition:
             self.computing -= 1
             now = time.monotonic()
             self.metrics.observe_batch(images, now - start)
             seconds = (now - max(self.last_done, self.busy_since)) / images
             self.last_done = now
+            if alone and self.seconds:
+                return
             past = SMOOTHING**images if self.seconds else 0.0
             limit = OUTLIER * self.seconds or math.inf
             self.seconds = past * self.seconds + (1 - past) * min(seconds, limit)

@@ -26,7 +26,7 @@ class ServeConfig:
     token: str | None = None  # that requests must present; None: no token
     no_token: bool = False  # serve other hosts than this one without a token
     allowed_hosts: tuple[str, ...] = ()  # names that requests may use besides localhost
-    batch: int = 8  # images in one forward pass, at most
+    batch: int | None = None  # images in one forward pass, at most; None: 4 on a CPU, 32 on a GPU
     max_wait: float = 1.0  # seconds; a request that would wait longer is refused
     max_mb: float = 20.0  # megabytes of a request
     max_megapixels: float = 50.0  # of an image
@@ -38,8 +38,9 @@ class ServeConfig:
         if not 0 <= self.port <= 65535:
             raise UserError(f"`port` is {self.port}; give a number from 0 to 65535")
         for name in ("workers", "batch"):
-            if getattr(self, name) < 1:
-                raise UserError(f"`{name}` is {getattr(self, name)}; give at least 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"`{name}` is {value}; give at least 1")
         for name in ("max_wait", "max_mb", "max_megapixels", "body_timeout", "drain"):
             if not getattr(self, name) > 0:
                 raise UserError(f"`{name}` is {getattr(self, name):g}; give a number above 0")

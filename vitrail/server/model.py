@@ -72,10 +72,11 @@ class ServedModel:
     @property
     def lanes(self) -> int:
         """Forward passes at a time; a GPU computes one after the other."""
-        on_cpu = isinstance(self.classifier, EngineClassifier) or (
-            self.classifier.device.type == "cpu"
-        )
-        return min(LANES, thread_count()) if on_cpu else 1
+        return min(LANES, thread_count()) if self.on_cpu else 1
+
+    @property
+    def on_cpu(self) -> bool:
+        return isinstance(self.classifier, EngineClassifier) or self.classifier.device.type == "cpu"
 
     @cached_property
     def cropped_predictor(self) -> Any:

@@ -13,10 +13,11 @@ from vitrail.server.config import ServeConfig
 from vitrail.server.examples import read_examples
 from vitrail.server.explaining import Explainer
 from vitrail.server.metrics import Metrics
-from vitrail.server.model import ServedModel
+from vitrail.server.model import LANES, ServedModel
 
 log = logging.getLogger(__name__)
 
+CPU_BATCH, GPU_BATCH = 4, 32  # a CPU computes more images no faster, one by one or together
 PROBE_SECONDS = 5.0  # for the readiness probe to be answered
 PROBE_VALID = 1.0  # seconds that the result of a probe serves other probes
 
@@ -34,7 +35,7 @@ class Service:
         self.examples: list[dict[str, Any]] = []
         threads = thread_count()
         self.batcher = Batcher(
-            limit=config.batch,
+            limit=config.batch or (CPU_BATCH if model.on_cpu else GPU_BATCH),
             max_wait=config.max_wait,
             threads=threads,
             lanes=model.lanes,
@@ -47,7 +48,8 @@ class Service:
         """The first forward pass takes longer than the next ones, which are what a client meets."""
         for _ in range(2):
             self.batcher.seconds = 0.0
-            await self.batcher.compute(self.model, self.model.probe)
+            probes = [self.batcher.compute(self.model, self.model.probe) for _ in range(2 * LANES)]
+            await asyncio.gather(*probes)
 
     def start_examples(self) -> None:
         """Reads examples in the background: a large data set takes seconds to open."""
