@@ -53,6 +53,10 @@ class TorchEngine:
             tensors = self.module(torch.from_numpy(pixels))
         return {name: x.numpy() for name, x in zip(self.outputs, tensors, strict=True)}
 
+    def split(self, parts: int) -> "TorchEngine":
+        """The same engine: its threads are a setting of PyTorch."""
+        return self
+
 
 def open_program(path: Path, graph: ExportGraph) -> TorchEngine:
     """Reads a program that `write_program` has just written, to prove it.
