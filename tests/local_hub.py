@@ -1,6 +1,7 @@
 """A local server that answers like the Hugging Face hub, for tests of downloads."""
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -69,6 +70,31 @@ class Hub(BaseHTTPRequestHandler):
 
     def log_message(self, *words: object) -> None:
         pass
+
+
+class DatasetHub(Hub):
+    """Lists the files of a data set, and serves them."""
+
+    def answer(self, body: bool) -> None:
+        if self.path.startswith("/api/datasets/"):
+            return self.list_files()
+        self.path = self.path.replace("/datasets/", "/", 1)
+        super().answer(body)
+
+    def list_files(self) -> None:
+        self.requests.append(f"{self.command} {self.path}")
+        known = self.path.startswith(f"/api/datasets/{self.name}") and "convert" not in self.path
+        files = [file for file in self.folder.rglob("*") if file.is_file()] if known else []
+        names = [{"rfilename": file.relative_to(self.folder).as_posix()} for file in files]
+        content = json.dumps({"id": self.name, "sha": "a" * 40, "siblings": names}).encode()
+        self.send_response(200 if known else 404)
+        missing = "RevisionNotFound" if "convert" in self.path else "RepoNotFound"
+        if not known:
+            self.send_header("X-Error-Code", missing)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ TARS = {
 def test_a_hostile_tar_is_one_line(tmp_path, content):
     (tmp_path / "a.tar").write_bytes(content)
     with pytest.raises(UserError, match="shard") as caught:
-        build_index(tmp_path / "a.tar")
+        build_index(tmp_path / "a.tar", (tmp_path / "a.tar", 0, len(content)))
     assert one_line(caught)
 
 

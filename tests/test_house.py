@@ -426,6 +426,8 @@ def trace_models(tracer: Tracer) -> None:
     for pool in ({"pool": "avg"}, {"pool": "avg", "norm_after_pool": True}):
         pooled = ViT(ViTConfig(**sizes, **pool, registers=4, positions="sincos"))
         tracer.run(lambda pooled=pooled: pooled(x), N=19, **legend)
+    both = ViT(ViTConfig(**sizes, pool="cls_avg"))
+    tracer.run(lambda: both(x), N=16, **legend)
     asking = ViT(ViTConfig(**sizes, pool="map"))
     tracer.run(
         lambda: asking(x), **legend

@@ -2,6 +2,7 @@
 
 import pytest
 
+from vitrail.cli.check import check
 from vitrail.cli.evaluate import evaluate
 from vitrail.cli.explain import explain
 from vitrail.cli.main import VERBS, verb_function
@@ -55,6 +56,7 @@ def test_flags_are_those_of_the_verb():
     assert translate("`preprocess='half'`", flags_of(evaluate)) == "--preprocess half"
     assert translate("`train.batch`", flags_of(evaluate)) == "`train.batch`"
     assert translate("`target` and `images`", flags_of(explain)) == "--class and IMAGE"
+    assert translate("set `data.labels='multi'`", flags_of(check)) == "set --data.labels multi"
 
 
 @pytest.mark.parametrize("verb", VERBS)

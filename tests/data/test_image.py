@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data import image as module
-from vitrail.data.image import detect_format, image_info, load_image
+from vitrail.data.image import can_decode, detect_format, image_info, load_image
 from vitrail.errors import UserError
 
 
@@ -380,12 +380,43 @@ def test_what_is_no_image_says_so():
     assert why(b"<svg xmlns='http://www.w3.org/2000/svg'/>").startswith("not an image")
 
 
-def test_heic_without_its_package_and_jpeg_xl_say_what_to_do(monkeypatch):
+# 12 x 7 pixels of one colour, by libjxl; and the same in a container
+JPEG_XL = bytes.fromhex(
+    "ff0a30501009080001006c004b188b1500d48831deddc53bc05ee36802401d34193de105d0862c"
+)
+BOXES = bytes.fromhex("0000000c4a584c200d0a870a00000014667479706a786c20000000006a786c200000002f")
+JPEG_XL_BOXES = BOXES + b"jxlc" + JPEG_XL
+
+
+def test_heic_and_jpeg_xl_without_their_packages_say_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 40
     assert why(heic) == "HEIC needs the package pillow-heif; pip install 'vitrail[heic]'"
-    for start in (b"\xff\x0a\xfa\x7f", b"\0\0\0\x0cJXL \r\n\x87\n"):
-        assert why(start + b"\0" * 40).startswith("JPEG XL, which Pillow does not read; save it as")
+    monkeypatch.setitem(sys.modules, "pillow_jxl", None)
+    monkeypatch.delitem(Image.OPEN, "JXL", raising=False)
+    for content in (JPEG_XL, JPEG_XL_BOXES):
+        line = "JPEG XL needs a plugin of Pillow; pip install pillow-jxl-plugin"
+        assert why(content) == line and not can_decode(detect_format(content))
+    assert why(b"\0\0\0\x0cJXL \r\n\x87\n" + b"\0" * 40).startswith("a damaged JPEG XL")
+
+
+def test_a_registered_plugin_decodes_jpeg_xl_of_a_size_within_the_limit(monkeypatch):
+    opened, pixels = [], picture(7, 12)
+
+    def plugin(stream):
+        opened.append(stream.read())
+        return Image.fromarray(pixels)
+
+    monkeypatch.setitem(Image.OPEN, "JXL", (plugin, None))
+    for content in (JPEG_XL, JPEG_XL_BOXES):
+        assert np.array_equal(load_image(content), pixels) and can_decode(detect_format(content))
+        assert "over the limit" in why(content, max_pixels=83)
+    assert opened == [JPEG_XL, JPEG_XL_BOXES]  # not for those over the limit
+
+
+def test_jpeg_xl_is_decoded_with_its_package():
+    pytest.importorskip("pillow_jxl", reason="needs pillow-jxl-plugin")
+    assert np.array_equal(load_image(JPEG_XL), np.full((7, 12, 3), (200, 100, 50), np.uint8))
 
 
 def test_avif_is_decoded_upright(tmp_path):

@@ -41,7 +41,24 @@ def make_common(folder: Path) -> None:
     vitrail.train("photos", out="runs/photos-1", settings=TINY, report=False)
 
 
-PREPARE: dict[str, Callable[[Path], None]] = {}  # name of a page: what it needs besides
+def make_hub_dataset(folder: Path) -> None:
+    """The files of a data set on the hub: photos with one label, and with a list of traits."""
+    import pyarrow
+    import pyarrow.parquet
+
+    (folder / "remote").mkdir()
+    photos = sorted((folder / "photos").rglob("*.png"))
+    columns = {
+        "image": [{"bytes": photo.read_bytes(), "path": photo.name} for photo in photos],
+        "label": [photo.parent.name for photo in photos],
+        "traits": [(["furry"], ["small"], ["furry", "small"])[n % 3] for n in range(len(photos))],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "remote" / "train.parquet")
+
+
+# name of a page: what it needs besides
+PREPARE: dict[str, Callable[[Path], None]] = {"your-data": make_hub_dataset}
+HUB, HUB_DATASET = ("your-data",), "owner/pets"  # pages whose commands download from the hub
 SERVED = ("serving",)  # pages whose commands talk to a server
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.material import PREPARE, SERVED, make_common, run_server
+from tests.docs.material import HUB, HUB_DATASET, PREPARE, SERVED, make_common, run_server
+from tests.local_hub import DatasetHub, run_hub, use_hub
 from vitrail.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +81,11 @@ def test_code_of_a_page_runs(page, common, tmp_path, monkeypatch):
         monkeypatch.setattr("vitrail.run.finish.make_report", lambda *_: None)
     if prepare := PREPARE.get(page.stem):
         prepare(folder)
+    if page.stem in HUB:
+        with run_hub(DatasetHub, folder / "remote", HUB_DATASET) as server:
+            use_hub(monkeypatch, server, tmp_path / "hub")
+            run_blocks(page, ADDRESS)
+        return
     if page.stem not in SERVED:
         run_blocks(page, ADDRESS)
         return

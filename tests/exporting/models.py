@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {  # together they use every setting of ViTCo
     },
     "distilled": {"distilled": True, "channels": 1, "drop_path": 0.1},
     "pretraining": {"head": "mlp", "positions": "none", "depth": 2},
-    "headless": {"head": "none"},
+    "headless": {"head": "none", "pool": "cls_avg"},
     "hybrid": {"stem": "r50", "image": 32, "patch": 16},
     "conv": {"stem": "conv", "mlp": "quick_gelu", "pool": "avg"},
     "r9": {"stem": "r9"},

@@ -30,11 +30,13 @@ def counted(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("pool", ["cls", "avg", "map"])
+@pytest.mark.parametrize("pool", ["cls", "avg", "cls_avg", "map"])
 def test_pooled_features_are_what_the_head_reads(pool):
     model, x = tiny(pool=pool), torch.randn(2, 1, 8, 8)
     found = Features().extract(model, x)
     torch.testing.assert_close(model.head(found), model(x))
+    extractor = FeatureExtractor(model=model, preprocess=PREPROCESS, features=Features())
+    assert extractor.width == found.shape[1]
 
 
 def test_average_features_are_the_mean_of_the_patches():

@@ -26,6 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "distilled": {"distilled": True},
     "avg": {"pool": "avg"},
     "avg after": {"pool": "avg", "norm_after_pool": True, "registers": 1},
+    "cls and avg": {"pool": "cls_avg", "registers": 1},
     "map": {"pool": "map", "registers": 1},
     "rotary": {"positions": "rotary", "registers": 2},
     "rotary avg": {"positions": "rotary", "pool": "avg"},

@@ -53,6 +53,7 @@ def trace_insight(tracer):
         ({"distilled": True}, 17),
         ({"pool": "avg", "registers": 4, "positions": "sincos"}, 19),
         ({"pool": "map", "registers": 4, "positions": "rotary"}, 19),
+        ({"pool": "cls_avg"}, 16),
     ):
         vit, legend = model(**settings), {**LEGEND, "N": tokens}
         for method in METHODS:

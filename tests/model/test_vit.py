@@ -18,7 +18,7 @@ KINDS = {
     "avg": {"pool": "avg", "positions": "sincos"},
     "avg, then norm": {"pool": "avg", "norm_after_pool": True, "registers": 1},
     "map": {"pool": "map", "mlp": "gelu_tanh"},
-    "registers": {"registers": 4, "layer_scale": 0.5},
+    "registers": {"registers": 4, "layer_scale": 0.5, "pool": "cls_avg"},
     "distilled": {"distilled": True},
     "rotary": {"positions": "rotary", "registers": 2, "qk_norm": True},
     "no positions": {"positions": "none", "mlp": "swiglu"},

@@ -288,6 +288,14 @@ def hugging_face_cases(folder: Path) -> Iterator[Case]:
     swiglu = {"mlp": "swiglu", "mlp_ratio": 96 / 36, "layer_scale": 1.0, "head": "none"}
     ours = {**TINY, "image": 24, **swiglu}
     yield hugging_face_case("dinov2-swiglu", ours, transformers.Dinov2Model(dino2), folder)
+    both = {"mlp_ratio": 4.0, "layer_scale": 1.0, "pool": "cls_avg"}
+    ours = {**TINY, "image": 24, **both}
+    dino2 = transformers.Dinov2Config(**square)
+    model = transformers.Dinov2ForImageClassification(dino2)
+    yield hugging_face_case("dinov2-head", ours, model, folder)
+    dino2 = transformers.Dinov2WithRegistersConfig(**square, num_register_tokens=2)
+    model = transformers.Dinov2WithRegistersForImageClassification(dino2)
+    yield hugging_face_case("dinov2-registers-head", {**ours, "registers": 2}, model, folder)
 
 
 def make_towers(folder: Path) -> None:

@@ -32,6 +32,7 @@ NAMES = {
     "transformers": {
         r"embeddings\.mask_token": "",  # for pretraining only
         r"embeddings\.cls_token": "cls_token",
+        r"embeddings\.register_tokens": "reg_token",
         r"embeddings\.position_embeddings": "pos_embed",
         r"embeddings\.patch_embeddings\.projection\.(.*)": r"patch_embed.proj.\1",
         r"encoder\.layer\.(\d+)\.attention\.attention\.(q|k|v)\w+\.(.*)": r"blocks.\1.attn.\2.\3",
@@ -43,7 +44,7 @@ NAMES = {
         r"encoder\.layer\.(\d+)\.layer_scale(\d)\.lambda1": r"blocks.\1.ls\2.gamma",
         r"encoder\.layer\.(\d+)\.mlp\.weights_in\.(.*)": r"blocks.\1.mlp.fc1.\2",
         r"encoder\.layer\.(\d+)\.mlp\.weights_out\.(.*)": r"blocks.\1.mlp.fc2.\2",
-        r"encoder\.layer\.(\d+)\.(norm\d)\.(.*)": r"blocks.\1.\2.\3",
+        r"encoder\.layer\.(\d+)\.(norm\d|mlp)\.(.*)": r"blocks.\1.\2.\3",
         r"layernorm\.(.*)": r"norm.\1",
         r"pooler\.dense\.(.*)": r"pre_logits.fc.\1",
         r"classifier\.(.*)": r"head.\1",
@@ -133,7 +134,8 @@ def rename_parameters(fixture: dict[str, Any], dtype: torch.dtype) -> dict[str, 
     names = NAMES[fixture["peer"].split()[0]]
     state = {}
     for theirs, shape in fixture["shapes"].items():
-        if name := rename(theirs.removeprefix("vit."), names):
+        plain = re.sub(r"^(vit|dinov2(_with_registers)?)\.", "", theirs)
+        if name := rename(plain, names):
             state[name] = torch.from_numpy(random_weight(theirs, shape)).to(dtype)
     return state
 
@@ -168,7 +170,7 @@ def convert_class_token(state: dict[str, Tensor], config: ViTConfig) -> None:
     if token is not None and positions is not None and positions.shape[1] == config.patches:
         positions = torch.cat([torch.zeros_like(token), positions], dim=1)
         state["pos_embed"] = positions
-    if token is not None and config.pool != "cls":
+    if token is not None and not config.has_cls:
         register = state.pop("cls_token")
         if positions is not None:
             register = register + positions[:, :1]

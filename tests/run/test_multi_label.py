@@ -149,6 +149,16 @@ def test_an_export_is_judged_by_its_labels(run, shapes, tmp_path):
     assert [p.label for p in one.labels] == [p.label for p in other.labels]
 
 
+def test_an_int8_export_keeps_the_labels(run, shapes, tmp_path):
+    pytest.importorskip("onnxruntime", reason="needs vitrail[onnx]")
+    exported = vitrail.export(run.folder, tmp_path / "small.onnx", data=shapes, int8=True)
+    assert exported.accuracy["before"] - exported.accuracy["after"] < 0.05
+    small, paths = vitrail.load(tmp_path / "small.onnx"), sorted(shapes.parent.glob("*.png"))[:40]
+    both = [one.predict(paths) for one in (small, run.classifier)]
+    names = [[[one.label for one in found.labels] for found in answers] for answers in both]
+    assert np.mean([one == other for one, other in zip(*names, strict=True)]) > 0.9
+
+
 @pytest.mark.parametrize("kind", ["logistic", "linear-svm", "knn"])
 def test_heads_learn_several_labels(run, shapes, tmp_path, kind):
     pytest.importorskip("sklearn", reason="needs vitrail[heads]")

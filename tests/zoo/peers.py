@@ -221,6 +221,7 @@ def hugging_face_models() -> Iterator[tuple[str, nn.Module, Tensor]]:
     yield "hf-dinov2", transformers.Dinov2Model(dino), x
     yield "hf-gated", transformers.Dinov2Model(gated), x
     yield "hf-registers", transformers.Dinov2WithRegistersModel(registers), x
+    yield "hf-dinov2-head", transformers.Dinov2ForImageClassification(dino), x
 
 
 if __name__ == "__main__":

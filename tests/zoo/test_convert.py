@@ -58,6 +58,7 @@ EXPRESSED: dict[str, dict[str, dict[str, Any]]] = {
         "distilled": {"distilled": True},
         "dinov2": {"layer_scale": 1e-5},
         "registers": {"registers": 4, "layer_scale": 1e-5},
+        "cls and avg": {"pool": "cls_avg", "layer_scale": 1e-5},
         "gated": {"mlp": "swiglu", "layer_scale": 1e-5, "mlp_ratio": 96 / 36},
     },
     "torchvision": {"plain": {}, "hidden": {"head": "mlp"}},
@@ -97,18 +98,23 @@ def test_conversion_round_trips_bit_for_bit(tmp_path, target, name):
         assert torch.equal(back(x), model(x))
 
 
-def test_a_head_that_reads_more_than_the_class_token_is_refused_by_name(tmp_path):
-    model = filled(ViTConfig(**{**TINY, "layer_scale": 1e-5}))
-    save_model(tmp_path / "in.safetensors", model, {"classes": list("abcdefg")})
-    convert(tmp_path / "in.safetensors", "huggingface", tmp_path / "out")
-    state = load_file(tmp_path / "out" / "model.safetensors")
-    assert state["classifier.weight"].shape == (7, 72)  # [CLS], and the mean of the patches
-    state["classifier.weight"][0, 40] = 1.0
-    save_file(state, tmp_path / "out" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"is a Dinov2ForImageClassification.*`vit.head='none'`"):
-        load_weights(tmp_path / "out")
-    loaded = load_weights(tmp_path / "out", vit={"head": "none"})
-    assert torch.equal(loaded.model.cls_token, model.cls_token)
+def test_a_dinov2_classifier_is_read_with_what_its_head_reads(tmp_path):
+    path = samples.save("transformers-dinov2-head", tmp_path / "in")
+    flags = samples.flags("transformers-dinov2-head")
+    loaded = load_weights(path, vit=flags)
+    samples.equal(loaded.model, "transformers-dinov2-head")
+    assert loaded.model.config.pool == "cls_avg" and loaded.report.left_out == [
+        "dinov2.embeddings.mask_token: used in pretraining only"
+    ]
+    fine_tuned = load_weights(path, vit={**flags, "classes": 3}).model  # as `train --from`
+    assert fine_tuned.head.weight.shape == (3, 72)
+    own = samples.renamed(
+        filled(ViTConfig(**TINY, pool="cls_avg")).state_dict(), head="linear_head"
+    )
+    own = {name if "head" in name else f"backbone.{name}": x for name, x in own.items()}
+    save_file(own, tmp_path / "dinov2_lc.safetensors")  # of DINOv2's own code
+    meta = load_weights(tmp_path / "dinov2_lc.safetensors", vit={"heads": 3}).model
+    assert torch.equal(meta.head.weight, own["linear_head.weight"])
 
 
 BACK = {
@@ -215,6 +221,8 @@ UNSAID: list[tuple[str, dict[str, Any], str]] = [
     ("huggingface", {"head": "mlp"}, "no hidden layer before the head"),
     ("huggingface", {"layer_scale": 1e-5, "image": (12, 30)}, "not square"),
     ("huggingface", {"layer_scale": 1e-5, "mlp_ratio": 2.5}, "no MLP of hidden width 90"),
+    ("huggingface", {"pool": "cls_avg", "head": "none"}, "pool cls_avg without a head"),
+    ("timm", {"pool": "cls_avg"}, "not both; try `to='huggingface'`"),
     ("timm", {"head": "mlp"}, "no hidden layer"),
     ("timm", {"mlp": "swiglu"}, "SwiGLU with layer scale"),
     ("timm", {"eps": 0.5}, "logits would differ"),

@@ -65,6 +65,7 @@ OURS: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "bare registers": ({"registers": 2, "mlp_ratio": 4.0}, {"timm", "huggingface"}),
     "avg": ({"pool": "avg"}, {"timm"}),
+    "cls and avg": ({"pool": "cls_avg", "registers": 2, "mlp_ratio": 4.0}, {"huggingface"}),
     "avg after": ({"pool": "avg", "norm_after_pool": True, "registers": 1}, {"timm"}),
     "map": ({"pool": "map"}, {"timm"}),
     "sincos": ({"positions": "sincos"}, {"timm", "huggingface", "torchvision"}),

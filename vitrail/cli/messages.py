@@ -71,7 +71,9 @@ def _flags(annotations: Mapping[str, Any], section: str) -> Iterator[tuple[str, 
             yield name, metavar
             yield metavar.lower(), metavar  # `data` of the Python function is DATA of the verb
         else:
-            yield f"{section}{name}", f"--{section}{called}".replace("_", "-")
+            flag = f"--{section}{called}".replace("_", "-")
+            yield f"{section}{name}", flag
+            yield f"{section}{called}", flag  # a setting such as `data.labels`, an argument here
 
 
 def _mark(marks: Sequence[Any], key: str) -> str | None:

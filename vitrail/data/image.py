@@ -30,7 +30,7 @@ from PIL import (
 )
 
 from vitrail import files
-from vitrail.data import tiff
+from vitrail.data import jpeg_xl, tiff
 from vitrail.data.config import PixelType
 from vitrail.data.pixels import (
     Pixels,
@@ -65,7 +65,6 @@ SUFFIXES = {  # expected format of a file name; the content decides which decode
 READABLE = "JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF or .npy"  # for messages
 AVIF_BRANDS = {b"avif", b"avis"}
 HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
-JPEG_XL = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")  # codestream, container
 
 
 def open_avif(stream: io.BytesIO) -> Image.Image:
@@ -85,10 +84,6 @@ def open_heic(stream: io.BytesIO) -> Image.Image:
     return image
 
 
-def refuse_jpeg_xl(stream: io.BytesIO) -> Image.Image:
-    raise UserError("JPEG XL, which Pillow does not read; save it as PNG or AVIF")
-
-
 DECODERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
     "PNG": PngImagePlugin.PngImageFile,
@@ -98,7 +93,7 @@ DECODERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
     "TIFF": TiffImagePlugin.TiffImageFile,
     "AVIF": open_avif,
     "HEIC": open_heic,
-    "JPEG XL": refuse_jpeg_xl,
+    "JPEG XL": jpeg_xl.open_jpeg_xl,
 }
 
 GREY_MODES = ("1", "L", "LA", "La", "I", "F")  # and I;16, I;16B, ...
@@ -135,14 +130,15 @@ def load_image(
 ) -> Pixels:
     """Decodes a file, its bytes, an array or a PIL image to (height, width, channels).
 
-    Reads the first frame of JPEG, PNG, WebP, AVIF, GIF and BMP, of HEIC if pillow-heif is
-    installed, and all pages of a TIFF, which become channels, detected by content; applies the
-    EXIF orientation and composites transparency on white. `channels` 1 converts to greyscale
-    (ITU-R 601), 3 repeats a grey channel, None keeps what there is. Other numbers of channels come
-    from TIFF and `.npy` files and arrays (height, width, channels) of uint8, bool, uint16 or
-    floats. If 1 or 3 channels are wanted, the last of 2 or 4 channels of an array is alpha, as in
-    a file. `pixels` is the type that a model expects (see `convert_pixels`); None keeps uint8,
-    uint16 or float32 as they are. A `UserError` gives the reason without the name of the file.
+    Reads the first frame of JPEG, PNG, WebP, AVIF, GIF and BMP, of HEIC and JPEG XL if
+    pillow-heif and pillow-jxl-plugin are installed, and all pages of a TIFF, which become channels,
+    detected by content; applies the EXIF orientation and composites transparency on white.
+    `channels` 1 converts to greyscale (ITU-R 601), 3 repeats a grey channel, None keeps what there
+    is. Other numbers of channels come from TIFF and `.npy` files and arrays (height, width,
+    channels) of uint8, bool, uint16 or floats. If 1 or 3 channels are wanted, the last of 2 or 4
+    channels of an array is alpha, as in a file. `pixels` is the type that a model expects (see
+    `convert_pixels`); None keeps uint8, uint16 or float32 as they are. A `UserError` gives the
+    reason without the name of the file.
     """
     if isinstance(content, np.ndarray):
         values = pixels_from_array(content, max_pixels)
@@ -177,7 +173,7 @@ def load_image(
 class ImageInfo:
     """The header of an image file, read without decoding the pixels."""
 
-    format: str  # JPEG, PNG, WebP, AVIF, HEIC, GIF, BMP, TIFF
+    format: str  # JPEG, PNG, WebP, AVIF, HEIC, JPEG XL, GIF, BMP, TIFF
     mode: str  # Pillow's: RGB, L, P, CMYK, I;16, ...
     width: int  # as stored, before the EXIF orientation is applied
     height: int
@@ -236,7 +232,7 @@ def detect_format(content: bytes) -> str | None:
         return "TIFF"
     if content.startswith(b"\x93NUMPY"):
         return "NumPy"
-    if content.startswith(JPEG_XL):
+    if content.startswith((jpeg_xl.CODESTREAM, jpeg_xl.CONTAINER)):
         return "JPEG XL"
     return detect_heif(content)
 
@@ -245,7 +241,9 @@ def can_decode(format: str | None) -> bool:
     """Whether images of this format can be decoded here."""
     if format == "HEIC":
         return find_spec("pillow_heif") is not None
-    return format in (*DECODERS, "NumPy") and format != "JPEG XL"
+    if format == "JPEG XL":
+        return jpeg_xl.find_plugin() is not None
+    return format in (*DECODERS, "NumPy")
 
 
 def detect_heif(content: bytes) -> str | None:
@@ -311,6 +309,8 @@ def open_header(content: bytes, max_pixels: int) -> tuple[str, Image.Image]:
 
 def declared_sizes(format: str, content: bytes) -> Iterator[tuple[int, int]]:
     """Yields (width, height) if Pillow allocates the canvas of this format when it opens it."""
+    if format == "JPEG XL":
+        yield jpeg_xl.read_size(content)
     if format == "GIF" and len(content) >= 10:
         yield little_endian(content[6:8]), little_endian(content[8:10])
     if format == "WebP" and len(content) >= 30:

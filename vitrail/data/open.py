@@ -45,9 +45,9 @@ def open_data(
             indices from 0. By default the labels found are the classes, in natural order.
         labels: "multi" if an image may have any number of labels: in a table label cells with a
             separator, JSON lists or a column of 0 and 1 for each class; in a folder the same image
-            in several class folders. "single" accepts class names that contain a separator. "none"
-            opens images without labels, in any tree of folders; "partial" opens the rows of a
-            table that have a label.
+            in several class folders; on the hub a column of lists. "single" accepts class names
+            that contain a separator. "none" opens images without labels, in any tree of folders;
+            "partial" opens the rows of a table that have a label.
         split: assign images without a given split to train, val and test. If false, they all
             become "test" and any number of images and classes is valid, as for evaluation.
         progress: show a progress bar on stderr if it is a terminal.
@@ -67,29 +67,30 @@ def open_data(
     settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
     if not str(data):
         raise UserError(describe_unknown("", False, tuple(DATASETS)))
-    path, is_hub = files.expand_user(data), is_hub_dataset(data)
+    path, is_hub, is_builtin = files.expand_user(data), is_hub_dataset(data), data in DATASETS
     try:
-        is_file, is_folder = path.is_file(), path.is_dir() and not is_hub
-        tars = shards.find_shards(path) if is_folder else []
+        is_table = path.is_file() and path.suffix.lower() in TABLE_SUFFIXES
+        tree = None if is_hub or is_builtin or is_table else make_tree(path)
+        inner = layouts.enter_only_folder(tree) if tree is not None else None
+        tars = shards.find_shards(inner) if inner is not None else []
     except OSError as error:
         raise UserError(f"cannot open {data}: {files.describe_os_error(error)}") from error
-    if labels == "multi" and (data in DATASETS or tars or is_hub):
+    if labels == "multi" and is_builtin:
         raise UserError(f"{data} has one label per image; omit `data.labels`")
-    if labels == "partial" and (data in DATASETS or tars or is_hub):
+    if labels == "partial" and (is_builtin or tars or is_hub):
         raise UserError(f"{data} is not a table, whose labels may be missing; omit `data.labels`")
     if is_hub:
-        opened: Source = open_hub_dataset(str(data), columns=names, **settings)
-        return drop_labels(opened) if labels == "none" else opened
-    if is_file and path.suffix.lower() in TABLE_SUFFIXES:
+        return open_hub_dataset(str(data), columns=names, labels=labels, **settings)
+    if is_table:
         return table.open_table(path, columns=names, labels=labels, **settings)
-    if (data in DATASETS or tars) and names != DEFAULT_COLUMNS:
+    if (is_builtin or tars) and names != DEFAULT_COLUMNS:
         raise UserError(f"{data} is not a table; omit `data.columns`")
-    if isinstance(data, str) and data in DATASETS:
-        opened = builtin.open_builtin(data, **settings)
+    if is_builtin:
+        opened = builtin.open_builtin(str(data), **settings)
         return drop_labels(opened) if labels == "none" else opened
-    if tars:
-        return shards.open_shards(path, tars, labelled=labels != "none", **settings)
-    if (tree := make_tree(path)) is None:
+    if inner is not None and tars:
+        return shards.open_shards(inner, tars, labels=labels, **settings)
+    if tree is None:
         raise UserError(describe_unknown(str(data), path.exists(), tuple(DATASETS)))
     return layouts.open_tree(tree, columns=names, labels=labels, **settings)
 

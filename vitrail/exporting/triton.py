@@ -46,7 +46,7 @@ def render_config(name: str, graph: ExportGraph, preprocess: Preprocess) -> str:
     size = [-1, -1] if options.any_size else [preprocess.height, preprocess.width]
     shapes = {
         "logits": [config.classes],
-        "features": [config.width],
+        "features": [config.feature_width],
         ODD_FEATURES: [2 * config.width],
         "attention": [config.depth, config.heads, tokens, tokens],
     }

@@ -49,7 +49,7 @@ class Features:
             )
 
     def check_model(self, model: ViT) -> None:
-        if self.kind == "cls" and model.config.pool != "cls":
+        if self.kind == "cls" and not model.config.has_cls:
             raise UserError(
                 f"the model has no [CLS] token: its pool is {model.config.pool!r}; "
                 f"choose pooled or average features"
@@ -123,7 +123,9 @@ class FeatureExtractor:
     @property
     def width(self) -> int:
         """Number of features of an image."""
-        return self.model.config.width * max(1, len(self.features.layers))
+        config = self.model.config
+        width = config.feature_width if self.features.kind == "pooled" else config.width
+        return width * max(1, len(self.features.layers))
 
     def cache_key(self, source: Source, items: NDArray[np.int64]) -> str:
         """A checksum of every weight, image and setting that the features depend on."""

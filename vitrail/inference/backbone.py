@@ -34,7 +34,7 @@ class Backbone:
     >>> backbone = vitrail.load_backbone("runs/digits-1")
     >>> backbone
     Backbone(... features; 8 x 8 pixels, 1 channel; ... blocks; cpu)
-    >>> backbone.features("digit.png").shape == (1, backbone.model.config.width)
+    >>> backbone.features("digit.png").shape == (1, backbone.model.config.feature_width)
     True
     """
 
@@ -63,7 +63,7 @@ class Backbone:
         >>> len(vitrail.load_backbone("runs/digits-1").features(["digit.png", "digit.png"]))
         2
         """
-        rows = [np.empty((0, self.model.config.width), np.float32)]
+        rows = [np.empty((0, self.model.config.feature_width), np.float32)]
         for number, image in enumerate(as_images(images), 1):
             with name_image_in_errors(image, number):
                 x = load_input(image, self.preprocess)[None].to(self.device)
@@ -128,8 +128,8 @@ class Backbone:
         view, config = self.preprocess, self.model.config
         channels = f"{view.channels} channel{'s' * (view.channels != 1)}"
         return (
-            f"Backbone({config.width} features; {view.height} x {view.width} pixels, {channels}; "
-            f"{config.depth} blocks; {self.device})"
+            f"Backbone({config.feature_width} features; {view.height} x {view.width} pixels, "
+            f"{channels}; {config.depth} blocks; {self.device})"
         )
 
 

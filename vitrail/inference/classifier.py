@@ -227,14 +227,17 @@ class Classifier:
         """The input of the head: one vector for each image.
 
         >>> classifier = vitrail.load("runs/digits-1")
-        >>> classifier.features("digit.png").shape == (1, classifier.model.config.width)
+        >>> classifier.features("digit.png").shape == (1, classifier.model.config.feature_width)
         True
         """
         import torch
 
         from vitrail.inference.torch_predictor import TorchPredictor
 
-        predictor, rows = self.predictor, [np.empty((0, self.model.config.width), np.float32)]
+        predictor, rows = (
+            self.predictor,
+            [np.empty((0, self.model.config.feature_width), np.float32)],
+        )
         assert isinstance(predictor, TorchPredictor)
         for x in predictor.batches(as_images(images)):
             with torch.inference_mode(), predictor.autocast():

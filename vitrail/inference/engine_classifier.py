@@ -115,7 +115,7 @@ class EngineClassifier(Classifier):
         assert isinstance(predictor, EnginePredictor)
         rows = [predictor.run(x)["features"] for x in predictor.batches(as_images(images))]
         assert self.metadata.vit is not None
-        return np.concatenate([np.empty((0, self.metadata.vit.width), np.float32), *rows])
+        return np.concatenate([np.empty((0, self.metadata.vit.feature_width), np.float32), *rows])
 
     def explain(
         self,

@@ -125,7 +125,7 @@ def explain_backbone(
         heatmaps={**heatmaps, "similarity": chosen},
         faithfulness={},
         attention=query_attention.float().cpu().numpy(),
-        query="[CLS]" if config.pool == "cls" else "the average patch",
+        query="[CLS]" if config.has_cls else "the average patch",
         layers=tuple(spaced_subset(shown_layers, SHOWN_LAYERS)),
         heads=tuple(shown_heads),
         patch_attention=add_similarity(packed, similarity, (rows, columns)),

@@ -14,6 +14,7 @@ from vitrail.errors import UserError
 from vitrail.evaluation.loop import eval_mode
 from vitrail.insight.maps import (
     LayerAttention,
+    Rows,
     attention,
     check_finite,
     iterate_layers,
@@ -64,8 +65,9 @@ def last_layer_attention(model: ViT, x: Tensor) -> Tensor:
         row = pool_attention(model, x).mean(dim=1)  # (B, 1, P)
     else:
         row = attention(model, x, layers=-1)[0].mean(dim=1)  # (B, 1, N)
-        if model.config.distilled:
-            row = (row + attention(model, x, layers=-1, rows="dist")[0].mean(dim=1)) / 2
+        if model.config.distilled or model.config.pool == "cls_avg":
+            rows: Rows = "dist" if model.config.distilled else "mean"
+            row = (row + attention(model, x, layers=-1, rows=rows)[0].mean(dim=1)) / 2
     return reshape_to_grid(model, x, row[:, 0])
 
 
@@ -367,8 +369,11 @@ def head_row(model: ViT, flow: Tensor, pooling: Tensor | None) -> Tensor:  # (B,
     patches = flow[:, model.config.prefix :]  # (B, P, N)
     if pooling is not None:
         return (pooling @ patches)[:, 0]  # (B, N)
+    class_tokens = flow[:, : model.config.class_tokens]  # (B, class_tokens, N)
     if model.config.pool == "cls":
-        return flow[:, : model.config.class_tokens].mean(dim=1)  # (B, N)
+        return class_tokens.mean(dim=1)  # (B, N)
+    if model.config.pool == "cls_avg":
+        return (class_tokens[:, 0] + patches.mean(dim=1)) / 2  # (B, N)
     return patches.mean(dim=1)  # (B, N)
 
 

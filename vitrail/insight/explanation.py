@@ -151,7 +151,7 @@ def explain_image(
         heatmaps={each: heatmap[0].float().cpu().numpy() for each, heatmap in heatmaps.items()},
         faithfulness=faithfulness,
         attention=query_attention.float().cpu().numpy(),
-        query="[CLS]" if config.pool == "cls" else "the average patch",
+        query="[CLS]" if config.has_cls else "the average patch",
         layers=tuple(spaced_subset(shown_layers, layer_count)),
         heads=tuple(shown_heads),
         patch_attention=quantize_attention(model, x, shown_layers, shown_heads, max_bytes),

@@ -176,15 +176,16 @@ def feature_pca(model: ViT, x: Tensor, block: int = -1) -> Tensor:
     grid = check_patches(model, x)
     with eval_mode(model), torch.no_grad():
         features = model.features(x, [block])[0].float()  # (B, P, D)
-    flat = check_finite(features, model, x).flatten(0, 1)  # (B * P, D)
+    # float64: of fewer patches than channels many eigenvalues are 0, and float32 may not converge
+    flat = check_finite(features, model, x).flatten(0, 1).cpu().double()  # (B * P, D)
     flat = flat - flat.mean(dim=0)
     _, vectors = torch.linalg.eigh(flat.T @ flat)  # eigenvalues ascend
     components = fix_signs(vectors.T.flip(0)[:RGB])  # (components, D)
     values = F.pad(flat @ components.T, (0, RGB - len(components)))  # (B * P, 3)
-    low, high = values.quantile(torch.tensor([0.01, 0.99], device=x.device), dim=0)
+    low, high = values.quantile(values.new_tensor([0.01, 0.99]), dim=0)
     values = ((values - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-    colours: Tensor = values.view(len(x), *grid, RGB)  # (B, rows, columns, 3)
-    return colours
+    colours: Tensor = values.float().to(x.device).view(len(x), *grid, RGB)
+    return colours  # (B, rows, columns, 3)
 
 
 def fix_signs(components: Tensor) -> Tensor:

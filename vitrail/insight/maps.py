@@ -115,7 +115,7 @@ def iterate_layers(model: ViT, images: Tensor) -> Iterator[LayerAttention]:
 
 
 def default_rows(model: ViT) -> Rows:
-    return "cls" if model.config.pool == "cls" else "mean"
+    return "cls" if model.config.has_cls else "mean"
 
 
 def query_tokens(model: ViT, images: Tensor, rows: Rows) -> Sequence[int]:
@@ -128,7 +128,7 @@ def query_tokens(model: ViT, images: Tensor, rows: Rows) -> Sequence[int]:
     if rows == "mean":
         return patches
     if isinstance(rows, str):
-        available = {"cls": config.pool == "cls", "dist": config.distilled}
+        available = {"cls": config.has_cls, "dist": config.distilled}
         if not available.get(rows, False):
             names = [*(name for name in available if available[name]), "mean", "all"]
             raise UserError(

@@ -129,7 +129,7 @@ def merge_rows(attention: Tensor, cells: Tensor, model: ViT) -> Tensor:  # (N, c
     count = torch.bincount(cells, minlength=attention.shape[1]).clamp(min=1)  # (cells)
     total = attention.new_zeros(len(count), len(count)).index_add_(0, cells, attention)
     mean = total / count[:, None]  # (cells, cells)
-    has_cls = model.config.pool == "cls"
+    has_cls = model.config.has_cls
     mean[0] = attention[0] if has_cls else attention[model.config.prefix :].mean(dim=0)
     return mean
 

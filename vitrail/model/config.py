@@ -7,7 +7,7 @@ from vitrail.errors import UserError
 
 MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 PositionKind = Literal["learned", "sincos", "rotary", "none"]
-PoolKind = Literal["cls", "avg", "map"]
+PoolKind = Literal["cls", "avg", "cls_avg", "map"]
 HeadKind = Literal["linear", "mlp", "none"]
 StemKind = Literal["patch", "conv", "r9", "r26", "r50"]
 
@@ -43,7 +43,7 @@ class ViTConfig:
     mlp_ratio: float = 4.0  # hidden width of the MLP over the width of a token
     mlp: MlpKind = "gelu"  # GELU: exact, tanh (Google), sigmoid (quick, CLIP); or SwiGLU (DINOv2)
     positions: PositionKind = "learned"  # embeddings: learned, fixed sin-cos, rotary (RoPE) or none
-    pool: PoolKind = "cls"  # [CLS] token, average of the patches, or attention pooling (MAP head)
+    pool: PoolKind = "cls"  # [CLS], average of the patches, both (DINOv2), or attention (MAP head)
     norm_after_pool: bool = False  # with pool "avg": final norm after the average, as in MAE
     registers: int = 0  # extra tokens that the head does not read (Darcet et al., 2024)
     distilled: bool = False  # DeiT's distillation token; the logits are the mean of both heads
@@ -92,13 +92,22 @@ class ViTConfig:
         return self.grid[0] * self.grid[1]
 
     @property
+    def has_cls(self) -> bool:
+        """Whether the sequence starts with a [CLS] token, which the head reads.
+
+        >>> vitrail.ViTConfig(pool="avg").has_cls
+        False
+        """
+        return self.pool in ("cls", "cls_avg")
+
+    @property
     def class_tokens(self) -> int:
         """Tokens in front of the patches that a head reads: [CLS] and the distillation token.
 
         >>> vitrail.ViTConfig(distilled=True).class_tokens
         2
         """
-        return (self.pool == "cls") + self.distilled
+        return self.has_cls + self.distilled
 
     @property
     def prefix(self) -> int:
@@ -117,6 +126,15 @@ class ViTConfig:
         197
         """
         return self.prefix + self.patches
+
+    @property
+    def feature_width(self) -> int:
+        """Length of the vector that the head reads.
+
+        >>> vitrail.ViTConfig(width=192, heads=3, pool="cls_avg").feature_width  # two of 192
+        384
+        """
+        return 2 * self.width if self.pool == "cls_avg" else self.width
 
     @property
     def hidden(self) -> int:
@@ -200,6 +218,8 @@ class ViTConfig:
             )
         if self.distilled and self.head != "linear":
             raise UserError(f'a distilled model needs head "linear", not "{self.head}"')
+        if self.pool == "cls_avg" and self.head == "mlp":
+            raise UserError('pool "cls_avg" needs head "linear" or "none", not "mlp"')
         if self.norm_after_pool and self.pool != "avg":
             raise UserError(f'norm_after_pool needs pool "avg", not "{self.pool}"')
         self._check_stem()

@@ -54,14 +54,14 @@ def _head_parameters(config: ViTConfig) -> int:
     if config.head == "none":
         return 0
     hidden = (config.width + 1) * config.width if config.head == "mlp" else 0
-    return hidden + (config.width + 1) * config.classes * (2 if config.distilled else 1)
+    return hidden + (config.feature_width + 1) * config.classes * (2 if config.distilled else 1)
 
 
 def _head_macs(config: ViTConfig) -> int:
     if config.head == "none":
         return 0
     hidden = config.width * config.width if config.head == "mlp" else 0
-    return hidden + config.width * config.classes * (2 if config.distilled else 1)
+    return hidden + config.feature_width * config.classes * (2 if config.distilled else 1)
 
 
 def _embedding_parameters(config: ViTConfig) -> int:

@@ -45,7 +45,7 @@ class ViT(nn.Module):
         norm = partial(nn.LayerNorm, width, eps=config.eps)
 
         self.patch_embed = PatchEmbed(config)
-        self.cls_token = zero_tokens(1, width) if config.pool == "cls" else None
+        self.cls_token = zero_tokens(1, width) if config.has_cls else None
         self.dist_token = zero_tokens(1, width) if config.distilled else None
         self.reg_token = zero_tokens(config.registers, width) if config.registers else None
         learned = config.positions == "learned"
@@ -61,7 +61,8 @@ class ViT(nn.Module):
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
         hidden = OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh())  # of the pretraining head
         self.pre_logits = nn.Sequential(hidden) if config.head == "mlp" else nn.Identity()
-        self.head = nn.Identity() if config.head == "none" else nn.Linear(width, config.classes)
+        linear = partial(nn.Linear, config.feature_width, config.classes)
+        self.head = nn.Identity() if config.head == "none" else linear()
         self.head_dist = nn.Linear(width, config.classes) if config.distilled else None
         if not self.norm.weight.is_meta:  # meta tensors have no data: the loader assigns weights
             init_weights(self)
@@ -156,6 +157,8 @@ class ViT(nn.Module):
         patches = x[:, self.config.prefix :]  # (B, P, D)
         if self.config.pool == "cls":
             x = self.norm(x[:, 0])  # (B, D)
+        elif self.config.pool == "cls_avg":  # Oquab et al., 2024
+            x = torch.cat([self.norm(x[:, 0]), self.norm(patches).mean(dim=1)], dim=1)  # (B, 2 * D)
         elif self.attn_pool is not None:
             x = self.attn_pool(self.norm(patches))  # (B, D)
         elif self.config.norm_after_pool:

@@ -24,7 +24,7 @@ class FeatureStudent(nn.Module):
     def __init__(self, backbone: ViT, width: int):
         super().__init__()
         self.backbone = backbone
-        self.projection = nn.Linear(backbone.config.width, width)
+        self.projection = nn.Linear(backbone.config.feature_width, width)
 
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         tokens = self.backbone.encode(images, keep)

@@ -141,7 +141,7 @@ def make_learner(recipe: Recipe, device: torch.device) -> Learner:
 
 def set_criterion(learner: Learner, recipe: Recipe) -> None:
     """The loss of a run that does not learn from labels alone."""
-    classes, width = recipe.vit.classes, recipe.vit.width
+    classes, width = recipe.vit.classes, recipe.vit.feature_width
     if recipe.pretrain is not None:
         learner.criterion, learner.count_correct = sum_losses, count_nothing
         if recipe.pretrain.method == "teacher":

@@ -50,7 +50,8 @@ def evaluate_pretraining(
     assert recipe.pretrain is not None
     model, width = learner.eval_model, recipe.vit.width
     taught = recipe.pretrain.method == "teacher"
-    columns = width + recipe.teacher.features if taught and recipe.teacher else 1
+    own = recipe.vit.feature_width  # of the student, in front of its projected features
+    columns = own + recipe.teacher.features if taught and recipe.teacher else 1
     losses = predict_split_distributed(model, loader, "val", learner.dtype, world, columns)
     extractor = PatchFeatures(backbone)
     found = predict_split_distributed(extractor, loader, "val", learner.dtype, world, width)
@@ -60,7 +61,7 @@ def evaluate_pretraining(
         x, loss = found.logits, losses.logits
         if taught:
             assert isinstance(loader.annotate, TeacherAnswers)
-            loss = cosine_distance(loss[:, width:], loader.annotate.validation(losses.items))
+            loss = cosine_distance(loss[:, own:], loader.annotate.validation(losses.items))
         scores = {"val_loss": float(loss.mean()), "val_rank": effective_rank(x)}
         scores["val_spread"] = relative_spread(x)
         if can_probe(loader) and len(x) > NEIGHBOURS:

@@ -173,7 +173,7 @@ class Explainer:
         config = vit.config
         packed = quantize_attention(vit, x, range(config.depth), range(config.heads), PACKED_BYTES)
         return {
-            "query": "[CLS]" if config.pool == "cls" else "the average patch",
+            "query": "[CLS]" if config.has_cls else "the average patch",
             "prefix_tokens": config.prefix,
             "grid": packed.grid,
             "cell_side": packed.cell_side,

@@ -161,7 +161,7 @@ def infer_from_tensors(
         "pre_norm": "norm_pre.weight" in mapped.chunks,
         **infer_stem(mapped, kernel, source),
         "distilled": "dist_token" in mapped.chunks and "head_dist.weight" in mapped.chunks,
-        **infer_pool(mapped),
+        **infer_pool(mapped, width),
         **infer_head(mapped, width),
     }
     if "blocks.0.ls1.gamma" in mapped.chunks:
@@ -226,13 +226,15 @@ def infer_stem(mapped: MappedStateDict, kernel: tuple[int, ...], source: str) ->
     )
 
 
-def infer_pool(mapped: MappedStateDict) -> dict[str, Any]:
+def infer_pool(mapped: MappedStateDict, width: int) -> dict[str, Any]:
     """How the tokens are pooled, where the tensors determine it."""
     norm_after_pool = mapped.vit.get("norm_after_pool", False)
     if "attn_pool.latent" in mapped.chunks:
         return {"pool": "map"}
     if "cls_token" not in mapped.chunks or norm_after_pool:
         return {"pool": "avg", "norm_after_pool": norm_after_pool}
+    if (mapped.shape("head.weight") or ())[1:] == (2 * width,):
+        return {"pool": "cls_avg"}
     return {"pool": "cls" if "dist_token" in mapped.chunks else None}
 
 
@@ -248,7 +250,7 @@ def infer_head(mapped: MappedStateDict, width: int) -> dict[str, Any]:
 
 def list_unread_tokens(mapped: MappedStateDict, vit: Mapping[str, Any]) -> list[str]:
     """[CLS] and distillation tokens that no head reads, which Vitrail treats as registers."""
-    names = [] if vit["pool"] == "cls" else ["cls_token"]
+    names = [] if vit["pool"] in ("cls", "cls_avg") else ["cls_token"]
     names += [] if vit["distilled"] else ["dist_token"]
     return [name for name in names if name in mapped.chunks]
 

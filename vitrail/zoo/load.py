@@ -145,8 +145,7 @@ def read_own_file(
 def read_foreign_file(
     contents: FileContents, checkpoint: CheckpointFiles, requested: Mapping[str, Any], source: str
 ) -> tuple[MappedStateDict, Architecture]:
-    needs_head = requested.get("head") != "none" and "classes" not in requested
-    mapped = map_tensors(contents, source, needs_head)
+    mapped = map_tensors(contents, source)
     published = find_published(*checkpoint.config.names, *checkpoint.names)
     return mapped, infer_architecture(mapped, checkpoint.config, published, requested, source)
 

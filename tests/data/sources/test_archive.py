@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from tests.data.samples import class_folders, encoded, write
+from tests.data.samples import class_folders, encoded, tar, write
 from vitrail.data.open import open_data
 from vitrail.data.source import fingerprint
 from vitrail.errors import UserError
@@ -24,9 +24,9 @@ def pets(tmp_path):
     return class_folders(tmp_path / "pets", {"cat": 5, "dog": 5})
 
 
-def pack(root, outer="", **more):
+def pack(root, outer="", method=zipfile.ZIP_DEFLATED):
     path = root.with_suffix(".zip")
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, **more) as archive:
+    with zipfile.ZipFile(path, "w", method) as archive:
         for file in sorted(root.rglob("*")):
             if file.is_file():
                 archive.write(file, f"{outer}{file.relative_to(root)}")
@@ -70,6 +70,26 @@ def test_several_labels_come_from_copies_in_a_zip(tmp_path):
     source = open_data(pack(root), labels="multi")
     assert source.labels.sum(axis=0).tolist() == [5, 9]
     assert [source[n].content for n in range(5)] == [encoded(n) for n in range(5)]
+
+
+@pytest.mark.parametrize("outer", ["", "shards/"])
+def test_shards_in_a_zip_are_read_in_place(tmp_path, outer):
+    root = tmp_path / "shards"
+    for shard in range(2):
+        pairs = {}
+        for number in range(8):
+            pairs[f"{number}.png"] = encoded(8 * shard + number)
+            pairs[f"{number}.cls"] = str(number % 2).encode()
+        tar(root / f"{shard}.tar", pairs)
+    (root / "classes.txt").write_text("cat\ndog\n")
+    path = pack(root, outer, method=zipfile.ZIP_STORED)
+    folder, archive = open_data(root), open_data(path)
+    assert fingerprint(archive) == fingerprint(folder) and archive.classes == ("cat", "dog")
+    copied = pickle.loads(pickle.dumps(open_data(path)))  # from the cached index
+    assert [copied[n].content for n in range(16)] == [encoded(n) for n in range(16)]
+    advice = r"unpack it and give the folder, or zip it again without compression \(zip -0\)"
+    with pytest.raises(UserError, match=f"compresses 0.tar, so that .* cannot be read; {advice}"):
+        open_data(pack(root, outer))
 
 
 def test_hidden_files_and_links_in_a_zip_are_not_images(pets):

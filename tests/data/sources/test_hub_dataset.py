@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.data.samples import encoded
-from tests.local_hub import Hub, run_hub, use_hub
+from tests.local_hub import DatasetHub, run_hub, use_hub
 from vitrail.data.open import open_data, resolve_data
 from vitrail.errors import UserError
 
@@ -15,31 +15,6 @@ constants = pytest.importorskip("huggingface_hub.constants", reason="needs vitra
 
 NAME = "owner/pets"
 FEATURES = {"img": {"_type": "Image"}, "kind": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
-
-
-class DatasetHub(Hub):
-    """Lists the files of the data set, and serves them; `branches` maps a branch to its prefix."""
-
-    def answer(self, body: bool) -> None:
-        if self.path.startswith("/api/datasets/"):
-            return self.list_files()
-        self.path = self.path.replace("/datasets/", "/", 1)
-        super().answer(body)
-
-    def list_files(self) -> None:
-        self.requests.append(f"{self.command} {self.path}")
-        known = self.path.startswith(f"/api/datasets/{NAME}") and "convert" not in self.path
-        files = [file for file in self.folder.rglob("*") if file.is_file()] if known else []
-        names = [{"rfilename": file.relative_to(self.folder).as_posix()} for file in files]
-        content = json.dumps({"id": NAME, "sha": "a" * 40, "siblings": names}).encode()
-        self.send_response(200 if known else 404)
-        missing = "RevisionNotFound" if "convert" in self.path else "RepoNotFound"
-        if not known:
-            self.send_header("X-Error-Code", missing)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
 
 
 @pytest.fixture
@@ -126,7 +101,12 @@ def test_one_of_several_configurations_is_asked_for(hub):
     "columns, message",
     [
         ({"text": ["a", "b"], "label": [0, 1]}, "has no column of images; its columns are 'text'"),
-        ({"image": images(2), "label": [[0], [0, 1]]}, "row 0: a list of labels"),
+        (
+            {"image": images(2), "label": [[0], [0, 1]]},
+            "column 'label' has a list of labels for each image; set `data.labels='multi'`, or set "
+            "`data.columns.label` to a column of single labels",
+        ),
+        ({"image": images(2), "label": ["a;b", "a"]}, "contains ';'; if it lists several labels"),
         ({"image": images(2), "label": [0, None]}, "row 1: the label is missing"),
         ({"image": [{"bytes": None, "path": "x.png"}], "label": [0]}, "is not an encoded image"),
         ({"image": images(2), "label": [0.5, 1.0]}, "is neither a string nor an integer"),
@@ -145,4 +125,46 @@ def test_what_the_hub_does_not_have_is_one_line(hub):
     assert f"hf:{NAME} has no parquet files" in why()
     (hub.folder / "train.parquet").write_bytes(b"PAR1 but not really PAR1")
     assert "train.parquet cannot be read" in why()
-    assert "has one label per image" in why(labels="multi")
+
+
+NAMED = {"names": ["cat", "dog", "owl"], "_type": "ClassLabel"}
+LISTS = [[0, 1], [1], [2, 2, 0], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [{"feature": NAMED, "_type": "Sequence"}, {"feature": NAMED, "_type": "List"}, [NAMED]],
+)
+def test_lists_of_class_labels_are_several_labels(hub, feature):
+    columns = {"img": images(24), "kinds": [LISTS[n % 4] for n in range(24)]}
+    save(hub, "train.parquet", columns, {"img": {"_type": "Image"}, "kinds": feature})
+    source = open_data(f"hf:{NAME}", labels="multi")
+    assert source.classes == ("cat", "dog", "owl") and set(source.splits) == {
+        "train",
+        "val",
+        "test",
+    }
+    expected = [[1, 1, 0], [0, 1, 0], [1, 0, 1], [1, 1, 1]]
+    found = {source[n].content: source[n].label.tolist() for n in range(24)}
+    assert found == {encoded(n): expected[n % 4] for n in range(24)}
+    assert "has a list of labels for each image; set `data.labels='multi'`" in why()
+    assert len(open_data(f"hf:{NAME}", labels="none").classes) == 1
+
+
+def test_lists_of_names_and_separated_names_are_several_labels(hub):
+    named = [["cat", "dog"], ["dog"], ["cat"], ["dog", "cat"]] * 6
+    columns = {"image": images(24), "label": named, "text": [";".join(row) for row in named]}
+    save(hub, "train.parquet", {**columns, "one": [0, 1] * 12})
+    lists = open_data(f"hf:{NAME}", labels="multi")
+    texts = open_data(f"hf:{NAME}", labels="multi", columns={"label": "text"})
+    assert lists.classes == texts.classes == ("cat", "dog")
+    assert lists.labels.tolist() == texts.labels.tolist()
+    assert lists.labels[:2].tolist() == [[1, 1], [0, 1]]
+    line = why(labels="multi", columns={"label": "one"})
+    assert "column 'one' has one label for each image; omit `data.labels`" in line
+
+
+def test_an_empty_list_of_labels_on_the_hub_is_named(hub):
+    columns = {"image": images(8), "label": [["a"], ["a", "b"], [], ["b"]] * 2}
+    save(hub, "train.parquet", columns)
+    assert "train-00000.tar:00000002: the list of labels is empty" in why(labels="multi")

@@ -171,7 +171,7 @@ def test_an_index_of_another_version_is_rebuilt(folder, monkeypatch):
     open_data(folder)
     read, again = module.build_index, []
     monkeypatch.setattr(module, "INDEX_VERSION", 0)
-    monkeypatch.setattr(module, "build_index", lambda shard: again.append(shard) or read(shard))
+    monkeypatch.setattr(module, "build_index", lambda *place: again.append(place) or read(*place))
     assert len(open_data(folder)) == 60 and len(again) == 3
 
 
@@ -182,7 +182,7 @@ def test_an_index_of_another_version_is_rebuilt(folder, monkeypatch):
         ({"a.cls": b"1"}, "a has no image"),
         ({"a.png": b"x", "a.jpg": b"y", "a.cls": b"1"}, "two images are called a"),
         ({"a.png": b"x", "a.cls": b" \n"}, "a.cls is empty"),
-        ({"a.png": b"x", "a.cls": b"1" * 2000}, "a.cls has 2000 bytes"),
+        ({"a.png": b"x", "a.cls": b"1" * 20_000}, "a.cls has 20000 bytes"),
         ({"a.png": b"x", "a.cls": b"\xff\xfe"}, "can't decode byte"),
         ({}, "no images in the shards"),
     ],
@@ -277,3 +277,19 @@ def test_a_header_with_a_negative_size_does_not_loop(tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "0.tar").write_bytes(bytes(content))
     assert "0.tar: truncated in b.png" in why(tmp_path / "x")
+
+
+def test_several_labels_are_asked_for_never_assumed(tmp_path):
+    cells = [b"cat;dog", b"dog", b"cat"]
+    members = {}
+    for number in range(24):
+        members |= {f"{number:02d}.png": encoded(number), f"{number:02d}.cls": cells[number % 3]}
+    tar(tmp_path / "x" / "0.tar", members)
+    line = why(tmp_path / "x")
+    assert line.startswith(
+        "0.tar:00: label 'cat;dog' contains ';'; if it lists several labels, set"
+    )
+    source = open_data(tmp_path / "x", labels="multi")
+    assert source.classes == ("cat", "dog")
+    assert source.labels[:3].tolist() == [[1, 1], [0, 1], [1, 0]]
+    assert open_data(tmp_path / "x", labels="single").classes == ("cat", "cat;dog", "dog")

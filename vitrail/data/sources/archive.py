@@ -90,6 +90,17 @@ class ZipTree:
         size = self.entries[name].file_size
         return io.BytesIO(read_member(self.path, size, locate_member(self.entries[name])))
 
+    def find_bytes(self, name: str) -> tuple[Path, int, int]:
+        info = self.entries[name]
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise UserError(
+                f"{self.path} compresses {name}, so that single images in it cannot be read; "
+                f"unpack it and give the folder, or zip it again without compression (zip -0)"
+            )
+        with open(self.path, "rb") as file:
+            seek_content(file, info.header_offset)
+            return self.path, file.tell(), file.tell() + info.file_size
+
     def locate(self, names: Sequence[str]) -> NDArray[np.int64]:
         return np.array([locate_member(self.entries[name]) for name in names], np.int64)
 
@@ -150,11 +161,7 @@ def read_member(path: Path, size: int, place: Sequence[int]) -> bytes:
     check_file_size(packed, MAX_BYTES)
     try:
         with open(path, "rb") as file:
-            file.seek(offset)
-            header = file.read(LOCAL_HEADER)
-            if len(header) < LOCAL_HEADER or not header.startswith(b"PK\x03\x04"):
-                raise UserError("damaged, or the zip changed since it was listed")
-            file.seek(sum(struct.unpack("<HH", header[26:30])), 1)
+            seek_content(file, offset)
             content = file.read(packed)
     except OSError as error:
         raise read_error(error) from error
@@ -165,6 +172,15 @@ def read_member(path: Path, size: int, place: Sequence[int]) -> bytes:
     if len(content) != size or zlib.crc32(content) != checksum:
         raise UserError("damaged: the zip has another checksum for it")
     return content
+
+
+def seek_content(file: BinaryIO, offset: int) -> None:
+    """Moves to the content of the file whose header is at `offset`."""
+    file.seek(offset)
+    header = file.read(LOCAL_HEADER)
+    if len(header) < LOCAL_HEADER or not header.startswith(b"PK\x03\x04"):
+        raise UserError("damaged, or the zip changed since it was listed")
+    file.seek(sum(struct.unpack("<HH", header[26:30])), 1)
 
 
 def inflate(content: bytes, size: int) -> bytes:

@@ -5,16 +5,17 @@ import logging
 import posixpath
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vitrail import files
-from vitrail.data.config import Columns
+from vitrail.data.config import Columns, LabelKind
 from vitrail.data.sources.download import describe_write_error, lock_downloads
 from vitrail.data.sources.parquet import convert_parquet, import_parquet
 from vitrail.data.sources.places import data_folder
 from vitrail.data.sources.shards import ShardSource, find_shards, open_shards
+from vitrail.data.sources.tree import FolderTree
 from vitrail.data.split import SPLIT_ALIASES
 from vitrail.display.progress import progress_bar
 from vitrail.errors import UserError
@@ -37,6 +38,7 @@ def open_hub_dataset(
     data: str,
     *,
     columns: Columns,
+    labels: LabelKind | None,
     classes: Sequence[str] | None,
     split: bool,
     progress: bool,
@@ -47,44 +49,58 @@ def open_hub_dataset(
     repository, _, configuration = rest.partition("/")
     if not owner or not repository:
         raise UserError(f"{data} is not a data set of the hub; write hf:owner/name")
-    folder = shard_folder(data, columns)
+    folder = shard_folder(data, columns, labels)
     if not folder.is_dir():
         import_parquet()
         with lock_downloads(folder.parent):
             if not folder.is_dir():  # another process may have been faster
-                fetch(f"{owner}/{repository}", configuration, revision, columns, folder, progress)
+                request = Request(f"{owner}/{repository}", configuration, revision, columns, labels)
+                fetch(request, folder, progress)
+    tree = FolderTree(folder)
     source = open_shards(
-        folder, find_shards(folder), classes=classes, split=split, progress=progress
+        tree,
+        find_shards(tree),
+        classes=classes,
+        split=split,
+        progress=progress,
+        labels=labels,
+        separator=columns.separator,
     )
     return replace(source, name=repository)
 
 
-def shard_folder(data: str, columns: Columns) -> Path:
+@dataclass(frozen=True)
+class Request:
+    """What is wanted of which data set."""
+
+    repository: str
+    configuration: str
+    revision: str
+    columns: Columns
+    labels: LabelKind | None
+
+
+def shard_folder(data: str, columns: Columns, labels: LabelKind | None) -> Path:
     """The folder of the shards, which depends on the columns that were chosen."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "--", data.removeprefix(PREFIX))[:100]
-    digest = hashlib.sha256(f"{data}\n{columns.path}\n{columns.label}".encode()).hexdigest()
+    wanted = f"{data}\n{columns.path}\n{columns.label}{' multi' * (labels == 'multi')}"
+    digest = hashlib.sha256(wanted.encode()).hexdigest()
     return data_folder() / "hf" / f"{readable}-{digest[:8]}"
 
 
-def fetch(
-    repository: str,
-    configuration: str,
-    revision: str,
-    columns: Columns,
-    folder: Path,
-    progress: bool,
-) -> None:
+def fetch(request: Request, folder: Path, progress: bool) -> None:
     """Downloads the parquet files of a data set, and writes their images as shards to `folder`."""
+    repository = request.repository
     hub = import_hub(repository)
     if hub.constants.HF_HUB_OFFLINE:
         raise offline_error(repository)
     with report_hub_errors(repository):
-        branch, listed = list_parquet(hub, repository, revision)
-    chosen = choose_files(repository, listed, configuration)
+        branch, listed = list_parquet(hub, repository, request.revision)
+    chosen = choose_files(repository, listed, request.configuration)
     try:
         with files.atomic_write(folder) as temporary:
             temporary.mkdir()
-            write_shards(repository, branch, chosen, columns, temporary, progress)
+            write_shards(request, branch, chosen, temporary, progress)
     except OSError as error:
         raise UserError(describe_write_error(folder, error)) from error
 
@@ -147,13 +163,9 @@ def parse_name(name: str) -> tuple[str, str]:
 
 
 def write_shards(
-    repository: str,
-    branch: str | None,
-    chosen: dict[str, str],
-    columns: Columns,
-    folder: Path,
-    progress: bool,
+    request: Request, branch: str | None, chosen: dict[str, str], folder: Path, progress: bool
 ) -> None:
+    repository = request.repository
     names: tuple[str, ...] | None = None
     with progress_bar("downloading", len(chosen), show=progress) as advance:
         for number, (name, split) in enumerate(chosen.items()):
@@ -162,7 +174,8 @@ def write_shards(
             if file is None:
                 raise UserError(f"hf:{repository} no longer has {name}; try again")
             shard = folder / f"{split or 'part'}-{number:05d}.tar"
-            found = convert_parquet(file, f"hf:{repository}, {name}", shard, columns)
+            title = f"hf:{repository}, {name}"
+            found = convert_parquet(file, title, shard, request.columns, request.labels)
             if found is not None and names not in (None, found):
                 raise UserError(f"hf:{repository}, {name}: other class names than in other files")
             names = found if found is not None else names

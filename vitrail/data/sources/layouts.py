@@ -8,6 +8,7 @@ from vitrail.data.config import Columns
 from vitrail.data.image import SUFFIXES
 from vitrail.data.sources import imagenet
 from vitrail.data.sources.folder import FileSource, open_folder
+from vitrail.data.sources.shards import find_shards
 from vitrail.data.sources.table import Table, open_tables, read_header
 from vitrail.data.sources.tree import Tree
 from vitrail.data.split import SPLIT_ALIASES
@@ -34,11 +35,13 @@ def open_tree(tree: Tree, *, columns: Columns, **settings: Any) -> FileSource:
 
 
 def enter_only_folder(tree: Tree) -> Tree:
-    """The folder that a zip or folder consists of, if that one holds tables of its own."""
+    """The folder that a zip or folder consists of, if that one holds tables or shards."""
     names = tree.list_names()
     if len(names) == 1 and names[0].endswith("/"):
         inner = tree.enter(names[0][:-1])
         if find_metadata(inner) or find_kaggle(inner) or imagenet.find_ground_truth(inner):
+            return inner
+        if find_shards(inner):
             return inner
     return tree
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.sources.folder import FileSource
-from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
+from vitrail.data.sources.names import PackedNames, normalise_name
 from vitrail.data.split import hash_items
 from vitrail.errors import UserError
 
@@ -25,11 +25,13 @@ ASK_FOR_MULTI = (
 )
 
 
-def check_single_labels(labels: Mapping[str, int]) -> None:
-    """Raises if labels, each with its first row, look like lists of labels."""
-    for label, row in labels.items():
+def check_single_labels(labels: Mapping[str, str]) -> None:
+    """Raises if labels, each with the place where it occurs first, look like lists of labels."""
+    for label, where in labels.items():
         if found := next((sign for sign in SURE_SEPARATORS if sign in label), None):
-            raise UserError(f"row {row}: label {label!r} contains {found!r}; {ASK_FOR_MULTI}")
+            raise UserError(f"{where}: label {label!r} contains {found!r}; {ASK_FOR_MULTI}")
+        if label.startswith("[") and label.endswith("]"):
+            raise UserError(f"{where}: label {label!r:.60} looks like a list; {ASK_FOR_MULTI}")
     parts = {label: split_cell(label, ",") for label in labels if "," in label}
     if not parts:
         return
@@ -38,47 +40,45 @@ def check_single_labels(labels: Mapping[str, int]) -> None:
     if 2 * len(shared) >= sum(map(len, parts.values())):
         label = next(iter(parts))
         raise UserError(
-            f"row {labels[label]}: label {label!r} contains ',', and its parts occur in other "
+            f"{labels[label]}: label {label!r} contains ',', and its parts occur in other "
             f"labels too; {ASK_FOR_MULTI}"
         )
 
 
 class LabelCells:
-    """The label cells of a multi-label table, all of the same kind."""
+    """The label cells of a multi-label table or of shards, all of the same kind."""
 
     def __init__(self, separator: str | None):
         self.separator = separator
         self.kind = ""
-        self.first_row = 0
-        self.rows: list[int] = []
+        self.places: list[str] = []  # where each cell is: "row 3"
         self.cells: list[str | list[str]] = []  # a string is separated when all cells are known
 
-    def add(self, row: int, cell: object) -> None:
+    def add(self, place: str, cell: object) -> None:
         kind, value = parse_cell(cell)
-        if not self.kind:
-            self.kind, self.first_row = kind, row
-        elif kind != self.kind:
+        self.kind = self.kind or kind
+        if kind != self.kind:
             raise UserError(
-                f"the labels are {kind}, but {self.kind} in row {self.first_row}; "
+                f"the labels are {kind}, but {self.kind} in {self.places[0]}; "
                 f"use one kind in all rows"
             )
-        self.rows.append(row)
+        self.places.append(place)
         self.cells.append(value)
 
     def split(self) -> list[list[str]]:
-        """The labels of each row."""
+        """The labels of each image."""
         separator = self.separator or self.find_separator()
         rows = []
-        for row, cell in zip(self.rows, self.cells, strict=True):
+        for place, cell in zip(self.places, self.cells, strict=True):
             labels = split_cell(cell, separator) if isinstance(cell, str) else cell
             if not labels and self.kind != COLUMNS:
                 raise UserError(
-                    f"row {row}: the list of labels is empty; name at least one label, or use a "
+                    f"{place}: the list of labels is empty; name at least one label, or use a "
                     f"column of 0 and 1 for each class, where an image may have none"
                 )
             if len(set(labels)) < len(labels):
                 repeated = next(name for name, times in Counter(labels).items() if times > 1)
-                raise UserError(f"row {row}: label {repeated!r} occurs twice; remove one")
+                raise UserError(f"{place}: label {repeated!r} occurs twice; remove one")
             rows.append(labels)
         return rows
 
@@ -138,19 +138,13 @@ def split_cell(cell: str, separator: str | None) -> list[str]:
 
 
 def encode_labels(
-    rows: Sequence[Sequence[str]],
-    where: Mapping[str, str],
-    classes: Sequence[str] | None,
-) -> tuple[tuple[str, ...], MultiHot]:
-    """All class names in order, and a row of 0 and 1 for each image.
-
-    `where` maps each label, also of class columns without a positive, to where it occurs.
-    """
-    names, index = match_labels(where, classes)
-    hot = np.zeros((len(rows), len(names)), np.uint8)
+    rows: Sequence[Sequence[str]], index: Mapping[str, int], classes: int
+) -> MultiHot:
+    """A row of 0 and 1 for each image, from its labels and the class index of each label."""
+    hot = np.zeros((len(rows), classes), np.uint8)
     for number, labels in enumerate(rows):
         hot[number, [index[label] for label in labels]] = 1
-    return names, hot
+    return hot
 
 
 def merge_copies(source: FileSource, progress: bool) -> FileSource:

@@ -5,6 +5,7 @@ names of columns and classes come from the JSON that the file carries; nothing i
 """
 
 import io
+import json
 import logging
 import posixpath
 import tarfile
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.config import Columns
+from vitrail.data.config import Columns, LabelKind
 from vitrail.data.image import SUFFIXES, detect_format
 from vitrail.decoding import parse_json
 from vitrail.errors import UserError
@@ -41,7 +42,9 @@ def import_parquet() -> Any:
     return pyarrow.parquet
 
 
-def convert_parquet(file: Path, name: str, shard: Path, columns: Columns) -> tuple[str, ...] | None:
+def convert_parquet(
+    file: Path, name: str, shard: Path, columns: Columns, labels: LabelKind | None
+) -> tuple[str, ...] | None:
     """Writes the images and labels of a parquet file, called `name` in messages, to a tar shard.
 
     Returns the names of the class indices, if any; None if no row has a label: nothing is written.
@@ -52,6 +55,7 @@ def convert_parquet(file: Path, name: str, shard: Path, columns: Columns) -> tup
     try:
         with parquet.ParquetFile(file) as opened:
             chosen = choose_columns(opened.schema_arrow, columns, name)
+            check_label_kind(opened.schema_arrow.field(chosen.label).type, chosen, labels, name)
             if is_unlabelled(opened, chosen):
                 log.warning("%s has no labels, so it is left out", name)
                 return None
@@ -76,7 +80,8 @@ def choose_columns(schema: Any, columns: Columns, name: str) -> ParquetColumns:
         advice = "set `data.columns.path` to the right one" if schema.names else "use another file"
         raise UserError(f"{name} {problem}; its columns are {listed}: {advice}")
     label = columns.label
-    classes = {key: value for key, value in features.items() if value.get("_type") == "ClassLabel"}
+    items = {key: item_feature(feature) for key, feature in features.items()}
+    classes = {key: item for key, item in items.items() if item.get("_type") == "ClassLabel"}
     if label == Columns().label and label not in schema.names and len(classes) == 1:
         label = next(iter(classes))
     if label not in schema.names:
@@ -84,11 +89,11 @@ def choose_columns(schema: Any, columns: Columns, name: str) -> ParquetColumns:
             f"{name} has no column {label!r} for the label; its columns are {listed}: "
             f"set `data.columns.label` to the right one"
         )
-    names = features.get(label, {}).get("names", [])
+    names = classes.get(label, {}).get("names", [])
     return ParquetColumns(images[0], label, tuple(map(str, names)))
 
 
-def read_features(schema: Any) -> dict[str, Mapping[str, Any]]:
+def read_features(schema: Any) -> dict[str, Any]:
     """What the `datasets` library wrote about each column; empty for other files."""
     text = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
@@ -99,15 +104,54 @@ def read_features(schema: Any) -> dict[str, Mapping[str, Any]]:
     features = info.get("features") if isinstance(info, dict) else None
     if not isinstance(features, dict):
         return {}
-    return {key: value for key, value in features.items() if isinstance(value, dict)}
+    return {key: value for key, value in features.items() if isinstance(value, dict | list)}
 
 
-def is_image(field: Any, features: Mapping[str, Mapping[str, Any]]) -> bool:
+def item_feature(feature: Any) -> Mapping[str, Any]:
+    """What is known about a column or, of a column of lists, about what they hold.
+
+    Older files write a list of what it holds: [{"_type": "ClassLabel"}].
+    """
+    if isinstance(feature, dict):
+        feature = feature.get("feature", feature)
+    elif len(feature) == 1:
+        feature = feature[0]
+    return feature if isinstance(feature, dict) else {}
+
+
+def is_list(kind: Any) -> bool:
+    import pyarrow
+
+    types = pyarrow.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def check_label_kind(
+    kind: Any, chosen: ParquetColumns, labels: LabelKind | None, name: str
+) -> None:
+    """Raises if a column has lists of labels and single ones are wanted, or the other way round."""
+    import pyarrow
+
+    if is_list(kind) and labels not in ("multi", "none"):
+        raise UserError(
+            f"{name}: column {chosen.label!r} has a list of labels for each image; set "
+            f"`data.labels='multi'`, or set `data.columns.label` to a column of single labels"
+        )
+    is_text = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
+    if labels == "multi" and not is_list(kind) and not is_text:
+        raise UserError(
+            f"{name}: column {chosen.label!r} has one label for each image; omit `data.labels`, "
+            f"or set `data.columns.label` to a column of lists"
+        )
+
+
+def is_image(field: Any, features: Mapping[str, Any]) -> bool:
     """Whether a column holds encoded images: declared, or stored as images are."""
     import pyarrow
 
     if field.name in features:
-        return features[field.name].get("_type") == "Image"
+        feature = features[field.name]
+        return isinstance(feature, dict) and feature.get("_type") == "Image"
     kind = field.type
     if pyarrow.types.is_struct(kind):
         return {kind.field(number).name for number in range(kind.num_fields)} >= {"bytes", "path"}
@@ -119,6 +163,8 @@ def is_unlabelled(opened: Any, chosen: ParquetColumns) -> bool:
     import pyarrow
 
     column = opened.read(columns=[chosen.label]).column(0)
+    if is_list(column.type):
+        return not any(column.to_pylist())
     if pyarrow.types.is_nested(column.type):
         return False
     labels = column.unique().to_pylist()
@@ -143,10 +189,9 @@ def iterate_rows(
 def label_text(label: object, classes: Sequence[str], where: str) -> str:
     if label is None or label == UNLABELLED or label == "":
         raise UserError(f"{where}: the label is missing, but other rows have one")
-    if isinstance(label, list):
-        raise UserError(
-            f"{where}: a list of labels; save the images as files with a table of several labels"
-        )
+    if isinstance(label, list):  # of objects in the image, say, so one may occur twice
+        texts = dict.fromkeys(label_text(one, classes, where) for one in label)
+        return json.dumps(list(texts), ensure_ascii=False)
     if not isinstance(label, str | int):
         raise UserError(f"{where}: label {label!r:.60} is neither a string nor an integer")
     if classes and not (isinstance(label, int) and 0 <= label < len(classes)):

@@ -1,36 +1,38 @@
 """A folder of tar shards in WebDataset layout (`key.jpg`, `key.cls`), read by random access.
 
 Each shard is indexed once. `train-000.tar` or a folder `train/` gives the split; `classes.txt`, one
-name per line, gives the names of the indices in `.cls`. Skips members that are not regular files. A
-key ends at the first dot of a name, so `a.b.jpg` is not an image; `ignored` lists such members.
+name per line, gives the names of the indices in `.cls`. A zip that does not compress the shards is
+read in place. Skips members that are not regular files. A key ends at the first dot of a name, so
+`a.b.jpg` is not an image; `ignored` lists such members.
 """
 
-import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.config import LabelKind
 from vitrail.data.image import MAX_BYTES, SUFFIXES, check_file_size, read_error
 from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.source import UNLABELLED, Item
 from vitrail.data.sources.index_cache import load_arrays, save_arrays
+from vitrail.data.sources.multi_label import LabelCells, check_single_labels, encode_labels
 from vitrail.data.sources.names import PackedNames, make_unique, match_labels, normalise_name
 from vitrail.data.sources.places import modification_time
-from vitrail.data.sources.tree import is_hidden, scan_folders
+from vitrail.data.sources.tree import Tree, is_hidden
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.progress import progress_bar
 from vitrail.errors import UserError
 
-MAX_LABEL_BYTES = 1000  # of a `.cls` member
+MAX_LABEL_BYTES = 10_000  # of a `.cls` member
 IMAGE_SUFFIXES = tuple(SUFFIXES)
-INDEX_VERSION = 2  # of the cached index: increase it when the arrays change
+INDEX_VERSION = 3  # of the cached index: increase it when the arrays change
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,15 +42,15 @@ class ShardSource:
     name: str
     path: Path
     classes: tuple[str, ...]
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]  # class indices; multi-label: (images, classes) of 0 and 1
     splits: NDArray[np.str_]
     ids: PackedNames
     sizes: NDArray[np.int64]
     mtimes: NDArray[np.int64]
     ignored: dict[str, str]
-    shards: tuple[str, ...]  # paths relative to the folder
+    files: tuple[Path, ...]  # of the shards on disk: tar files, or the zip for each of them
     shard_indices: NDArray[np.int64]  # the shard of each image
-    offsets: NDArray[np.int64]  # of its bytes in the shard
+    offsets: NDArray[np.int64]  # of its bytes in the file on disk
     suffixes: NDArray[np.uint8]  # of its name, as an index into IMAGE_SUFFIXES
     contents: ContentBuffer = field(default_factory=ContentBuffer, repr=False)
 
@@ -56,16 +58,16 @@ class ShardSource:
         return len(self.ids)
 
     def __getitem__(self, index: int) -> Item:
-        shard = self.path / self.shards[self.shard_indices[index]]
-        content = self.contents.read(index, shard, lambda: self._read(shard, index))
+        file = self.files[self.shard_indices[index]]
+        content = self.contents.read(index, file, lambda: self._read(file, index))
         suffix = IMAGE_SUFFIXES[self.suffixes[index]]
-        return Item(content, int(self.labels[index]), self.ids[index], suffix)
+        return Item(content, self.labels[index], self.ids[index], suffix)
 
-    def _read(self, shard: Path, index: int) -> bytes:
+    def _read(self, path: Path, index: int) -> bytes:
         size = int(self.sizes[index])
         check_file_size(size, MAX_BYTES)
         try:
-            with open(shard, "rb") as file:
+            with open(path, "rb") as file:
                 file.seek(int(self.offsets[index]))
                 content = file.read(size)
         except OSError as error:
@@ -87,58 +89,58 @@ class ShardIndex:
     dotted: PackedNames  # members left out because their key would contain a dot
 
 
-def find_shards(folder: Path) -> list[str]:
-    """The tar files in a folder and in its `train/ val/ test/`; none if subfolders have images."""
-    entries = [path for path in folder.iterdir() if not is_hidden(path.name)]
-    folders = [path for path in entries if path.is_dir() and path.name.casefold() in SPLIT_ALIASES]
-    inner = [path for top in folders for path in top.iterdir() if not is_hidden(path.name)]
-    tars = [path for path in entries + inner if path.suffix.lower() == ".tar" and path.is_file()]
-    if not tars or any(inside.names for inside in scan_folders(folder, {}) if inside.parts):
+def find_shards(tree: Tree) -> list[str]:
+    """The tar files of a tree and of its `train/ val/ test/`; none if subfolders have images."""
+    names = list(tree.list_names())
+    for top in [name[:-1] for name in names if name[:-1].casefold() in SPLIT_ALIASES]:
+        names += [f"{top}/{name}" for name in tree.list_names(top)]
+    tars = sorted(name for name in names if posixpath.splitext(name)[1].lower() == ".tar")
+    if not tars or any(folder.names for folder in tree.scan({}) if folder.parts):
         return []
-    return sorted(path.relative_to(folder).as_posix() for path in tars)
+    return tars
 
 
 def open_shards(
-    path: Path,
+    tree: Tree,
     shards: list[str],
     *,
     classes: Sequence[str] | None,
     split: bool,
     progress: bool,
-    labelled: bool = True,
+    labels: LabelKind | None = None,
+    separator: str | None = None,
 ) -> ShardSource:
     """All images of the shards; their labels are the classes, unless class names are given.
 
     Shards without any `.cls` file can be opened without labels only.
     """
-    path = path.absolute()
     shard_splits = parse_splits(shards)
     with progress_bar("indexing shards", len(shards), show=progress) as advance:
-        indices = []
-        for shard in shards:
-            indices.append(load_or_build_index(path / shard))
+        indices, places = [], [tree.find_bytes(shard) for shard in shards]
+        for shard, place in zip(shards, places, strict=True):
+            indices.append(load_or_build_index(tree.path / shard, place))
             advance(1)
     counts = [len(index.keys) for index in indices]
     texts = [normalise_name(label) for index in indices for label in index.labels]
     if not texts:
         expected = "pairs of key.jpg and key.cls, without a dot in the key"
-        raise UserError(f"no images in the shards of {path}; expected {expected}")
+        raise UserError(f"no images in the shards of {tree.path}; expected {expected}")
     pairs = list(zip(shards, indices, strict=True))
     ids = PackedNames(f"{shard}:{key}" for shard, index in pairs for key in index.keys)
     dotted = [f"{shard}:{name}" for shard, index in pairs for name in index.dotted]
-    names, label = match_shard_labels(path, texts, ids, classes, labelled)
-    mtimes = [modification_time((path / shard).stat()) for shard in shards]
+    names, encoded = encode_shard_labels(tree, texts, ids, classes, labels, separator)
+    mtimes = [modification_time(file.stat()) for file, _, _ in places]
     source = ShardSource(
-        name=path.resolve().name or "data",
-        path=path,
+        name=tree.name,
+        path=tree.path,
         classes=names,
-        labels=np.array([label[text] for text in texts], np.int64),
+        labels=encoded,
         splits=np.repeat(np.array(shard_splits, "<U5"), counts),
         ids=ids,
         sizes=np.concatenate([index.sizes for index in indices]),
         mtimes=np.repeat(np.array(mtimes, np.int64), counts),
         ignored=dict.fromkeys(dotted, "its key contains a dot, which WebDataset does not allow"),
-        shards=tuple(shards),
+        files=tuple(file for file, _, _ in places),
         shard_indices=np.repeat(np.arange(len(shards)), counts),
         offsets=np.concatenate([index.offsets for index in indices]),
         suffixes=np.concatenate([index.suffixes for index in indices]),
@@ -146,29 +148,59 @@ def open_shards(
     return assign_splits(source, split=split, progress=progress)
 
 
-def match_shard_labels(
-    path: Path,
-    texts: Iterable[str],
+def encode_shard_labels(
+    tree: Tree,
+    texts: Sequence[str],
     ids: Sequence[str],
     classes: Sequence[str] | None,
-    labelled: bool,
-) -> tuple[tuple[str, ...], dict[str, int]]:
-    """All class names, and the class index of each text in a `.cls`, "" if there is none."""
-    if not labelled:
-        return (UNLABELLED,), dict.fromkeys(texts, 0)
-    labels: dict[str, str] = {}
+    labels: LabelKind | None,
+    separator: str | None,
+) -> tuple[tuple[str, ...], NDArray[Any]]:
+    """Class names, and the class of each image from the text in its `.cls`, "" if it has none.
+
+    Multi-label: a row of 0 and 1 for each image.
+    """
+    if labels == "none":
+        return (UNLABELLED,), np.zeros(len(texts), np.int64)
+    if "" in texts:
+        shard, _, key = ids[texts.index("")].partition(":")
+        raise UserError(f"shard {tree.path / shard}: {key} has no .cls")
+    where: dict[str, str] = {}
+    if labels != "multi":
+        for text, id in zip(texts, ids, strict=True):
+            where.setdefault(text, id)
+        if labels is None:
+            check_single_labels(where)
+        names, index = match_shard_labels(tree, where, classes)
+        return names, np.array([index[text] for text in texts], np.int64)
+    cells = LabelCells(separator)
     for text, id in zip(texts, ids, strict=True):
-        labels.setdefault(text, id)
-    if "" in labels:
-        shard, _, key = labels[""].partition(":")
-        raise UserError(f"shard {path / shard}: {key} has no .cls")
-    file = path / "classes.txt"
-    if not file.is_file():
+        try:
+            cells.add(id, text)
+        except UserError as error:
+            raise UserError(f"{id}: {error}") from error
+    rows = cells.split()
+    for row, id in zip(rows, ids, strict=True):
+        for label in row:
+            where.setdefault(label, id)
+    names, index = match_shard_labels(tree, where, classes)
+    return names, encode_labels(rows, index, len(names))
+
+
+def match_shard_labels(
+    tree: Tree, labels: Mapping[str, str], classes: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """All class names, and the class index of each label; `labels` maps them to where they occur.
+
+    With a `classes.txt`, labels may be indices of its lines.
+    """
+    if "classes.txt" not in tree.list_names():
         return match_labels(labels, classes)
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        with tree.open_file("classes.txt") as file:
+            lines = file.read().decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file}: {error}") from error
+        raise UserError(f"cannot read {tree.path / 'classes.txt'}: {error}") from error
     listed = make_unique([normalise_name(line) for line in lines if line.strip()])
     names, index = match_labels(labels, listed)
     if classes is None:
@@ -197,17 +229,17 @@ def parse_splits(shards: list[str]) -> list[str]:
     return shard_splits
 
 
-def load_or_build_index(shard: Path) -> ShardIndex:
+def load_or_build_index(shard: Path, place: tuple[Path, int, int]) -> ShardIndex:
     """The index of a shard, from the cache if its size and modification time are unchanged."""
-    status = shard.stat()
-    version = np.array([INDEX_VERSION, status.st_size, modification_time(status)], np.int64)
+    file, start, end = place
+    version = np.array([INDEX_VERSION, start, end, modification_time(file.stat())], np.int64)
     saved = load_arrays("shards", shard)
     if np.array_equal(saved.get("version", ()), version):
         keys = PackedNames.unpack(saved["keys"], saved["key_starts"])
         labels = PackedNames.unpack(saved["labels"], saved["label_starts"])
         dotted = PackedNames.unpack(saved["dotted"], saved["dotted_starts"])
         return ShardIndex(keys, labels, saved["offsets"], saved["sizes"], saved["suffixes"], dotted)
-    index = build_index(shard)
+    index = build_index(shard, place)
     arrays: dict[str, np.ndarray] = {"version": version}
     arrays |= {"offsets": index.offsets, "sizes": index.sizes, "suffixes": index.suffixes}
     arrays |= {"keys": index.keys.array, "key_starts": index.keys.starts}
@@ -217,14 +249,15 @@ def load_or_build_index(shard: Path) -> ShardIndex:
     return index
 
 
-def build_index(shard: Path) -> ShardIndex:
+def build_index(shard: Path, place: tuple[Path, int, int]) -> ShardIndex:
     """Reads every header of a tar file, and the text of every `.cls`."""
+    path, start, end = place
     images: dict[str, tuple[int, int, int]] = {}
     labels: dict[str, str] = {}
     dotted: list[tuple[str, str]] = []  # the name of an image, and the key it would have
     try:
-        with open(shard, "rb") as file:
-            for member in iterate_members(file):
+        with open(path, "rb") as file:
+            for member in iterate_members(file, start, end):
                 add_member(member, file, images, labels, dotted)
     except RecursionError as error:  # headers that each announce another header
         raise UserError(f"shard {shard}: too many extended headers in a row") from error
@@ -243,9 +276,12 @@ def build_index(shard: Path) -> ShardIndex:
     )
 
 
-def iterate_members(file: BinaryIO) -> Iterable[tarfile.TarInfo]:
-    """The regular files of a tar file; raises where `tarfile` would mistake damage for its end."""
-    end = os.fstat(file.fileno()).st_size
+def iterate_members(file: BinaryIO, start: int, end: int) -> Iterable[tarfile.TarInfo]:
+    """The regular files of a tar file; raises where `tarfile` would mistake damage for its end.
+
+    The tar file consists of the bytes from `start` to `end`; offsets count from the first of all.
+    """
+    file.seek(start)
     with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
         while (member := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # the list would fill memory
@@ -254,7 +290,7 @@ def iterate_members(file: BinaryIO) -> Iterable[tarfile.TarInfo]:
             if member.isreg() and not member.issparse():
                 yield member
         file.seek(archive.offset)
-        end_block = file.read(tarfile.BLOCKSIZE)
+        end_block = file.read(max(0, min(tarfile.BLOCKSIZE, end - archive.offset)))
         if end_block.strip(b"\0"):
             raise UserError(f"damaged at byte {archive.offset}")
         if len(end_block) < tarfile.BLOCKSIZE:  # programs write at least one empty block
@@ -284,7 +320,9 @@ def add_member(
         if key in labels:
             raise UserError(f"two labels are called {key}")
         if member.size > MAX_LABEL_BYTES:
-            raise UserError(f"{member.name} has {member.size} bytes; expected a class index")
+            raise UserError(
+                f"{member.name} has {member.size} bytes; expected a class index or name"
+            )
         file.seek(member.offset_data)
         labels[key] = file.read(member.size).decode().strip()
         if not labels[key]:

@@ -125,7 +125,7 @@ class TableReader:
             raise UserError(f"{name} is already in row {self.paths[name]}; remove one of the rows")
         self.paths[name] = row
         if self.cells is not None:
-            self.cells.add(row, label)
+            self.cells.add(f"row {row}", label)
             if isinstance(label, dict):
                 self.class_columns = list(label)
         else:
@@ -145,16 +145,17 @@ class TableReader:
         """
         if self.cells is None:
             if not sure:
-                check_single_labels(self.first_rows)
+                check_single_labels({name: f"row {row}" for name, row in self.first_rows.items()})
             where = {label: f"{table}, row {row}" for label, row in self.first_rows.items()}
             names, index = match_labels(where, classes)
             return names, np.array([index[label] for label in self.labels], np.int64)
         rows = self.cells.split()
         where = {normalise_name(name): f"{table}, column {name!r}" for name in self.class_columns}
-        for labels, row in zip(rows, self.cells.rows, strict=True):
+        for labels, place in zip(rows, self.cells.places, strict=True):
             for label in labels:
-                where.setdefault(label, f"{table}, row {row}")
-        return encode_labels(rows, where, classes)
+                where.setdefault(label, f"{table}, {place}")
+        names, index = match_labels(where, classes)
+        return names, encode_labels(rows, index, len(names))
 
     def add_path(self, table: Table, path: object) -> str:
         """Checks that the path is a regular file below the root; returns its relative path."""

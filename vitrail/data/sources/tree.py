@@ -66,6 +66,9 @@ class Tree(Protocol):
     def open_file(self, name: str) -> BinaryIO:
         """Opens a file for reading."""
 
+    def find_bytes(self, name: str) -> tuple[Path, int, int]:
+        """The file on disk that holds this file as it is, and the first and last of its bytes."""
+
     def enter(self, folder: str) -> "Tree":
         """The files below one of the folders."""
 
@@ -119,6 +122,9 @@ class FolderTree:
 
     def open_file(self, name: str) -> BinaryIO:
         return open(self.path / name, "rb")
+
+    def find_bytes(self, name: str) -> tuple[Path, int, int]:
+        return self.path / name, 0, (self.path / name).stat().st_size
 
     def enter(self, folder: str) -> "FolderTree":
         return FolderTree(self.path / folder)

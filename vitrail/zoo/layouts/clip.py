@@ -57,9 +57,7 @@ HUGGINGFACE_UNUSED = {
 OPENAI_UNUSED = {r"proj": PROJECTION}
 
 
-def finish_clip_mapping(
-    mapped: MappedStateDict, names: list[str], needs_head: bool, source: str
-) -> None:
+def finish_clip_mapping(mapped: MappedStateDict, names: list[str], source: str) -> None:
     """Adds the axes that their tokens and positions do not have; splits SigLIP's pooling."""
     reshape(mapped, "cls_token", 1, lambda x: x[None, None])
     reshape(mapped, "pos_embed", 2, lambda x: x[None])
@@ -70,10 +68,8 @@ def finish_clip_mapping(
             mapped.chunks[f"attn_pool.kv.{kind}"] = {0: rest}
 
 
-def finish_openai_mapping(
-    mapped: MappedStateDict, names: list[str], needs_head: bool, source: str
-) -> None:
-    finish_clip_mapping(mapped, names, needs_head, source)
+def finish_openai_mapping(mapped: MappedStateDict, names: list[str], source: str) -> None:
+    finish_clip_mapping(mapped, names, source)
     mapped.vit["eps"] = 1e-5
     mapped.assumed.append("eps 1e-05: as in the code of OpenAI and open_clip")
 

@@ -79,9 +79,7 @@ def normalise_jax_name(name: str) -> str:
     )
 
 
-def finish_google_mapping(
-    mapped: MappedStateDict, names: list[str], needs_head: bool, source: str
-) -> None:
+def finish_google_mapping(mapped: MappedStateDict, names: list[str], source: str) -> None:
     """Transposes every array and reads the number of heads from the shapes."""
     heads = set()
     for name, chunks in mapped.chunks.items():

@@ -104,10 +104,8 @@ def normalise_layers(name: str) -> str:
     return re.sub(r"^layers\.(\d+)\.", r"encoder.layer.\1.", name)
 
 
-def finish_huggingface_mapping(
-    mapped: MappedStateDict, names: list[str], needs_head: bool, source: str
-) -> None:
-    """DINOv2's classifier reads [CLS] and the mean of the patches; Vitrail's head reads [CLS]."""
+def finish_huggingface_mapping(mapped: MappedStateDict, names: list[str], source: str) -> None:
+    """A DINOv2 classifier whose weights for the mean of the patches are zero reads [CLS] only."""
     head = mapped.chunks.get("head.weight", {}).get(0)
     kernel = mapped.shape("patch_embed.proj.weight")
     if head is None or kernel is None or head.shape[1:] != (2 * kernel[0],):
@@ -117,24 +115,14 @@ def finish_huggingface_mapping(
         mapped.chunks["head.weight"][0] = head.add_transform(
             (head.shape[0], width), lambda x: x[:, :width]
         )
-        return
-    if needs_head:
-        raise UserError(
-            f"{source} is a Dinov2ForImageClassification, whose head also reads the mean of the "
-            f"patches, which is not supported; load it without the head: `vit.head='none'`"
-        )
-    del mapped.chunks["head.weight"], mapped.chunks["head.bias"]
-    mapped.left_out.append("classifier: it also reads the mean of the patches")
 
 
-def finish_dinov3_mapping(
-    mapped: MappedStateDict, names: list[str], needs_head: bool, source: str
-) -> None:
+def finish_dinov3_mapping(mapped: MappedStateDict, names: list[str], source: str) -> None:
     """Without a gate, the only chunk of the MLP's first layer is all of it."""
     for name, chunks in mapped.chunks.items():
         if ".mlp.fc1." in name and set(chunks) == {1}:
             chunks[0] = chunks.pop(1)
-    finish_huggingface_mapping(mapped, names, needs_head, source)
+    finish_huggingface_mapping(mapped, names, source)
 
 
 def parse_huggingface_config(config: Mapping[str, Any], folder: Path) -> CheckpointConfig:
@@ -284,11 +272,12 @@ def build_config(vit: ViTConfig, family: str, classes: tuple[str, ...] | None) -
 
 def check_expressible(vit: ViTConfig) -> None:
     """Raises at features that none of the three model families has."""
-    is_dinov2 = bool(vit.registers or vit.layer_scale is not None or vit.mlp == "swiglu")
+    is_dinov2 = needs_dinov2(vit)
     check_supported(
         "Hugging Face's ViT, DeiT or DINOv2",
         {
-            f"pool {vit.pool}": vit.pool != "cls",
+            f"pool {vit.pool}": not vit.has_cls,
+            f"pool {vit.pool} without a head": vit.pool == "cls_avg" and vit.head == "none",
             f"positions {vit.positions}": vit.positions == "rotary",
             "qk_norm": vit.qk_norm,
             "pre_norm": vit.pre_norm,
@@ -300,11 +289,17 @@ def check_expressible(vit: ViTConfig) -> None:
     )
 
 
+def needs_dinov2(vit: ViTConfig) -> bool:
+    """Whether the model has something that only DINOv2's classes have."""
+    scaled = vit.layer_scale is not None
+    return bool(vit.registers or scaled or vit.mlp == "swiglu" or vit.pool == "cls_avg")
+
+
 def choose_family(vit: ViTConfig) -> tuple[str, Mapping[str, str]]:
     """The model_type, which is also the prefix of the backbone's parameters, and its names."""
     if vit.distilled:
         return "deit", {name: ours for name, ours in DEIT_NAMES.items() if name != "classifier.{p}"}
-    if vit.registers or vit.layer_scale is not None or vit.mlp == "swiglu":
+    if needs_dinov2(vit):
         family = "dinov2_with_registers" if vit.registers else "dinov2"
         if vit.mlp != "swiglu":
             return family, DINO_NAMES
@@ -338,7 +333,7 @@ def reshape_tensors(vit: ViTConfig, state: dict[str, Tensor], family: str) -> di
         if vit.layer_scale is None:
             for i in range(vit.depth):
                 state |= {f"blocks.{i}.ls{k}.gamma": torch.ones(width) for k in (1, 2)}
-        if "head.weight" in state:  # its head also reads the mean of the patches
+        if "head.weight" in state and vit.pool == "cls":  # its head also reads their mean
             state["head.weight"] = torch.cat(
                 [state["head.weight"], torch.zeros_like(state["head.weight"])], dim=1
             )

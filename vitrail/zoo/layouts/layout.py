@@ -75,8 +75,8 @@ class Layout:
     normalise: Callable[[str], str] = str  # other spellings of the same name
     outside: str = ""  # why tensors without the prefix of the patch projection are not used
     unused: Mapping[str, str] = field(default_factory=dict)  # regex of tensor names, and the reason
-    # Completes the mapping, given the normalised names and whether the file's head is needed.
-    finish: Callable[[MappedStateDict, list[str], bool, str], None] | None = None
+    # Completes the mapping, given the normalised names and the source.
+    finish: Callable[[MappedStateDict, list[str], str], None] | None = None
     config_key: str = ""  # by which its config.json is recognised
     parse_config: Callable[[Mapping[str, Any], Path], CheckpointConfig] | None = None
     export: Exporter | None = None  # None: Vitrail reads this layout and does not write it

@@ -53,11 +53,8 @@ class LayoutMatch:
     other_models: set[str] = field(default_factory=set)  # first parts of the names of the others
 
 
-def map_tensors(contents: FileContents, source: str, needs_head: bool = True) -> MappedStateDict:
-    """Maps every tensor to a parameter, or gives a reason why it has none.
-
-    `needs_head` says whether the file's own head will be used.
-    """
+def map_tensors(contents: FileContents, source: str) -> MappedStateDict:
+    """Maps every tensor to a parameter, or gives a reason why it has none."""
     tensors = dict(google.unstack_blocks(contents.tensors))
     match = recognise_layout(tensors, source)
     layout, prefix = match.layout, match.prefix
@@ -95,7 +92,7 @@ def map_tensors(contents: FileContents, source: str, needs_head: bool = True) ->
         reasons["not a tensor"] = sorted({name.split(".")[0] for name in contents.others})
     mapped.left_out.extend(f"{summarise_names(group)}: {why}" for why, group in reasons.items())
     if layout.finish is not None:
-        layout.finish(mapped, names, needs_head, source)
+        layout.finish(mapped, names, source)
     return mapped
 
 

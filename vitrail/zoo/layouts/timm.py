@@ -52,6 +52,7 @@ VARIANT_NAMES = {  # of DeiT III, DINOv2, DINOv3, and of other classes of timm
     "register_tokens": "reg_token",  # DINOv2
     "blocks.{i}.mlp.w12.{p}": "blocks.{i}.mlp.fc1.{p}",
     "blocks.{i}.mlp.w3.{p}": "blocks.{i}.mlp.fc2.{p}",
+    "linear_head.{p}": "head.{p}",  # DINOv2 with a head, of its own code
     "storage_tokens": "reg_token",  # DINOv3
     "blocks.{i}.attn.q_bias": "blocks.{i}.attn.qkv.bias#0",  # timm's DINOv3; keys have no bias
     "blocks.{i}.attn.v_bias": "blocks.{i}.attn.qkv.bias#2",
@@ -109,9 +110,7 @@ def normalise_blocks(name: str) -> str:
     return re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name)
 
 
-def finish_timm_mapping(
-    mapped: MappedStateDict, names: list[str], needs_head: bool, source: str
-) -> None:
+def finish_timm_mapping(mapped: MappedStateDict, names: list[str], source: str) -> None:
     """Settings that only names reveal, and DINOv3's bias of keys, which its code masks to zero."""
     if "fc_norm.weight" in names:
         mapped.vit["norm_after_pool"] = True
@@ -199,6 +198,10 @@ def export_timm(
     """The state dict, and the config.json that timm.create_model("local-dir:...") reads."""
     if vit.head == "mlp":
         raise UserError("timm has no hidden layer before its head; use `vit.head='linear'`")
+    if vit.pool == "cls_avg":
+        raise UserError(
+            "timm's heads read [CLS] or the mean of the patches, not both; try `to='huggingface'`"
+        )
     state = dict(state)
     build = rotary_arguments if vit.positions == "rotary" else plain_arguments
     architecture, arguments = build(vit, state)
