@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.run.check import check as check
     from vitrail.run.estimators import ViTClassifier as ViTClassifier
     from vitrail.run.estimators import ViTFeatures as ViTFeatures
+    from vitrail.run.forecast import Forecast as Forecast
+    from vitrail.run.planning import plan as plan
     from vitrail.run.pretrain import pretrain as pretrain
     from vitrail.run.report.compare import Comparison as Comparison
     from vitrail.run.report.compare import compare as compare
@@ -70,6 +72,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "Explanation": "vitrail.insight.explanation",
     "Export": "vitrail.exporting.export",
     "FeatureClassifier": "vitrail.inference.head",
+    "Forecast": "vitrail.run.forecast",
     "HeadComparison": "vitrail.inference.head_comparison",
     "ModelInfo": "vitrail.zoo.models",
     "Prediction": "vitrail.inference.prediction",
@@ -100,6 +103,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "models": "vitrail.zoo.models",
     "monitor": "vitrail.inference.monitor",
     "open_data": "vitrail.data.open",
+    "plan": "vitrail.run.planning",
     "preset": "vitrail.zoo.presets",
     "pretrain": "vitrail.run.pretrain",
     "report": "vitrail.run.report.make",
@@ -123,6 +127,7 @@ __all__ = [
     "Explanation",
     "Export",
     "FeatureClassifier",
+    "Forecast",
     "HeadComparison",
     "ModelInfo",
     "Prediction",
@@ -153,6 +158,7 @@ __all__ = [
     "models",
     "monitor",
     "open_data",
+    "plan",
     "preset",
     "pretrain",
     "report",
