@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.model.vit import ViT as ViT
     from vitrail.run.check import DataCheck as DataCheck
     from vitrail.run.check import check as check
+    from vitrail.run.doctor import Diagnosis as Diagnosis
+    from vitrail.run.doctor import doctor as doctor
     from vitrail.run.estimators import ViTClassifier as ViTClassifier
     from vitrail.run.estimators import ViTFeatures as ViTFeatures
     from vitrail.run.forecast import Forecast as Forecast
@@ -66,6 +68,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "Conversion": "vitrail.zoo.convert",
     "DataCheck": "vitrail.run.check",
     "DatasetInfo": "vitrail.data.sources.catalogue",
+    "Diagnosis": "vitrail.run.doctor",
     "EngineClassifier": "vitrail.inference.engine_classifier",
     "Drift": "vitrail.inference.monitor",
     "Evaluation": "vitrail.inference.evaluate",
@@ -96,6 +99,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "compare_heads": "vitrail.inference.head_comparison",
     "convert": "vitrail.zoo.convert",
     "datasets": "vitrail.data.sources.catalogue",
+    "doctor": "vitrail.run.doctor",
     "export": "vitrail.inference.export",
     "head": "vitrail.inference.head",
     "load": "vitrail.inference.load",
@@ -121,6 +125,7 @@ __all__ = [
     "Conversion",
     "DataCheck",
     "DatasetInfo",
+    "Diagnosis",
     "Drift",
     "EngineClassifier",
     "Evaluation",
@@ -151,6 +156,7 @@ __all__ = [
     "compare_heads",
     "convert",
     "datasets",
+    "doctor",
     "export",
     "head",
     "load",

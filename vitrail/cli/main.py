@@ -46,6 +46,7 @@ VERBS = (
     "monitor",
     "models",
     "datasets",
+    "doctor",
 )
 TRAINING_VERBS = ("demo", "train", "pretrain", "resume", "search")
 BUSY_CORES = 0.5  # other programs that use more than this share the machine

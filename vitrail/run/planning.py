@@ -1,6 +1,7 @@
 """Plans a training on any devices: designs its recipe, measures what is here, and forecasts."""
 
 import math
+import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,8 +40,8 @@ from vitrail.run.plan import seconds_per_step
 from vitrail.run.recipe import Recipe
 from vitrail.run.request import AUTO, Request, name_data, read_settings
 
-TRIAL = 2.0  # seconds for which steps, and the reading of images, are timed
-TRIAL_FLOPS = {"cpu": 1e11, "cuda": 1e14}  # of a timed step, at most: about a second
+TRIALS, TRIAL = 3, 1.0  # trials whose median counts, and seconds for which each times steps
+TRIAL_FLOPS = {"cpu": 3e10, "cuda": 1e14}  # of a timed step, at most: about a second
 READ_PASSES = 2  # over a sample of the images
 
 
@@ -275,8 +276,11 @@ def measure_rate(recipe: Recipe, device: Device, count: int) -> float | None:
         images = torch.randn(batch, vit.channels, *vit.size, device=kind)
         targets = torch.zeros(batch, vit.classes, device=kind)
         targets[:, 0] = 1
-        seconds = seconds_per_step(learner, repeat((images, targets)), train, vit.patches, TRIAL)
-    return flops * batch / seconds
+        times = [
+            seconds_per_step(learner, repeat((images, targets)), train, vit.patches, TRIAL)
+            for _ in range(TRIALS)
+        ]
+    return flops * batch / statistics.median(times)
 
 
 @contextmanager
