@@ -41,7 +41,7 @@ class Diagnosis:
 
     @property
     def passed(self) -> bool:
-        """Whether there is no problem; there may be warnings.
+        """Whether all checks are ok or warnings.
 
         >>> vitrail.doctor(processes=0, hub=False).passed
         True
@@ -94,21 +94,37 @@ def doctor(
 
 
 def check_local_processes(number: int) -> list[Check]:
-    """Starts processes by torchrun on this machine, as a training would."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(number), "-m", "vitrail.run.doctor"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=True
+    """Starts processes on this machine, which find each other as those of torchrun do."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(number):
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "MASTER_PORT": port}
+        environment = os.environ | {name: str(value) for name, value in names.items()}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "vitrail.run.doctor"]
+        started.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         )
-        return [Check(**check) for check in json.loads(ended.stdout)]
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT) for process in started]
+        return [Check(**check) for check in json.loads(outputs[0][0])]
     except subprocess.TimeoutExpired:
         why = f"{number} processes did not find each other within {TIMEOUT:g} seconds"
-    except (subprocess.CalledProcessError, ValueError) as error:
-        lines = str(getattr(error, "stderr", "") or error).strip().splitlines()
-        errors = [line for line in lines if "rror:" in line] or lines
-        why = f"{number} processes failed: {printable(errors[-1] if errors else str(error))}"
+    except ValueError:  # the leader printed no JSON
+        lines = [line for _, errors in outputs for line in errors.splitlines() if "rror:" in line]
+        why = f"{number} processes failed: {printable((lines or ['without a message'])[0])}"
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
     advice = "check the firewall of the loopback device, and /etc/hosts for the name of this host"
     return [judge("processes", why, advice, "problem")]
 

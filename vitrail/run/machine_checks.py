@@ -111,7 +111,9 @@ def check_shared_memory() -> Check:
     if not SHARED_MEMORY.is_dir():
         return judge("shared memory", "not used on this system")
     free = shutil.disk_usage(SHARED_MEMORY).free
-    advice = "several GPUs need more: docker run --shm-size 8g" if free < LOW_SHARED_MEMORY else ""
+    advice = (
+        "several GPUs need more; docker sets it by shm-size" if free < LOW_SHARED_MEMORY else ""
+    )
     return judge("shared memory", f"{free / 1e9:.2f} GB free in {SHARED_MEMORY}", advice)
 
 
