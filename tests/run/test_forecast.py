@@ -192,7 +192,7 @@ def test_only_trained_gradients_are_sent():
 @pytest.mark.parametrize(
     ("changes", "limit"),
     [({}, "compute"), ({"rate": 1e18}, "communication"), ({"core_seconds": 10.0}, "input"),
-     ({"image_bytes": 1e9, "storage": 1e6}, "input")],
+     ({"image_bytes": 1e9, "disk": 1e6}, "input")],
 )  # fmt: skip
 def test_the_slowest_resource_limits(changes, limit):
     cluster = Cluster(device=V100, count=16, **{"rate": 2e13, **changes})
@@ -222,6 +222,16 @@ def test_a_sample_stands_for_all_images():
     )
     assert (found.images, found.steps, found.machines) == (10**6, 9 * 488, 8)
     assert found.cost is None and "give `price`" in repr(found)
+
+
+def test_a_requested_utilisation_wins(monkeypatch):
+    monkeypatch.setattr(planning, "measure_rate", lambda *rest: 1e12)  # such a GPU is here
+    options = {"settings": {"train": {"batch": 1024}}, "epochs": 1}
+    requested, measured = (
+        vitrail.plan("digits", devices="1xH100", **options, **more) for more in ({"mfu": 0.5}, {})
+    )
+    assert not requested.measured and measured.measured
+    assert requested.step.compute < measured.step.compute
 
 
 @pytest.mark.parametrize(

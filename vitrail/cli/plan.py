@@ -45,7 +45,7 @@ def plan(
     per_machine: OptionalInt = None,
     network: OptionalFloat = None,
     cores: OptionalInt = None,
-    storage: OptionalFloat = None,
+    disk: OptionalFloat = None,
     json: Switch = False,
     vit: Vit = NO_VIT,
     train: TrainSettings = NO_TRAIN,
@@ -69,7 +69,7 @@ def plan(
         per_machine: devices of a machine (default: 8)
         network: Gbit/s between machines (default: that of usual machines)
         cores: CPU threads of a machine (default: those of usual machines)
-        storage: MB/s at which a machine reads images (default: no limit)
+        disk: MB/s at which a machine reads images (default: no limit)
         json: print one JSON document
     """
     result = vitrail.plan(
@@ -88,7 +88,7 @@ def plan(
         per_machine=per_machine,
         network=network,
         cores=cores,
-        storage=storage,
+        disk=disk,
     )
     if json:
         print(as_json.dumps(result.to_dict(), indent=1))

@@ -39,7 +39,7 @@ class Cluster:
     measured: bool = False  # whether the rate was measured
     core_seconds: float = 0.0  # of one CPU thread, to decode and augment an image
     image_bytes: float = 0.0  # that are read for an image
-    storage: float | None = None  # bytes per second that a machine reads; None: no limit
+    disk: float | None = None  # bytes per second that a machine reads; None: no limit
 
     @property
     def machines(self) -> int:
@@ -248,8 +248,8 @@ def predict_step(recipe: Recipe, cluster: Cluster, flops: float, sent: float) ->
     communication = sent / cluster.bandwidth
     cores = device.cores * cluster.count
     reading = batch * cluster.core_seconds / cores
-    if cluster.storage:
-        reading = max(reading, batch * cluster.image_bytes / cluster.storage / cluster.machines)
+    if cluster.disk:
+        reading = max(reading, batch * cluster.image_bytes / cluster.disk / cluster.machines)
     if device.name == CPU:  # the same cores do everything
         total = compute + communication + reading
     else:

@@ -42,6 +42,7 @@ from vitrail.run.request import AUTO, Request, name_data, read_settings
 
 TRIALS, TRIAL = 3, 1.0  # trials whose median counts, and seconds for which each times steps
 TRIAL_FLOPS = {"cpu": 3e10, "cuda": 1e14}  # of a timed step, at most: about a second
+REQUESTED = "requested"  # the reason for a utilisation that wins over a measured one
 READ_PASSES = 2  # over a sample of the images
 
 
@@ -63,7 +64,7 @@ def plan(
     per_machine: int | None = None,
     network: float | None = None,
     cores: int | None = None,
-    storage: float | None = None,
+    disk: float | None = None,
 ) -> Forecast:
     """Forecasts a training: its time, cost, memory per device, and what limits it.
 
@@ -88,13 +89,13 @@ def plan(
         per_machine: devices of a machine, by default 8
         network: Gbit/s between machines, by default that of usual machines
         cores: CPU threads of a machine, by default those of usual machines
-        storage: MB/s that a machine reads images at; by default no limit
+        disk: MB/s that a machine reads images at; by default no limit
 
     >>> vitrail.plan("digits", devices="8xA100", epochs=300, price=2.0).epochs
     300
     """
     check_numbers(images=images, price=price, mfu=mfu, per_machine=per_machine, network=network,
-                  cores=cores, storage=storage)  # fmt: skip
+                  cores=cores, disk=disk)  # fmt: skip
     if shard not in get_args(Shard):
         raise UserError(f"`shard` {shard!r} is unknown; choose one of {', '.join(get_args(Shard))}")
     count, device = parse_devices(devices)
@@ -121,7 +122,7 @@ def plan(
     return forecast_recipe(
         design.recipe,
         source,
-        measure_cluster(design.recipe, source, device, count, storage),
+        measure_cluster(design.recipe, source, device, count, disk),
         devices=devices,
         images=images or len(split_indices(source, "train")),
         shard=shard,
@@ -130,11 +131,11 @@ def plan(
 
 
 def measure_cluster(
-    recipe: Recipe, source: Source, device: Device, count: int, storage: float | None
+    recipe: Recipe, source: Source, device: Device, count: int, disk: float | None
 ) -> Cluster:
-    """The devices with their speed, and what reading an image costs; `storage` is in MB/s."""
+    """The devices with their speed, and what reading an image costs; `disk` is in MB/s."""
     peak = device.peak if compute_itemsize(recipe, device) == 2 else device.peak32
-    rate = measure_rate(recipe, device, count)
+    rate = None if device.reason == REQUESTED else measure_rate(recipe, device, count)
     return Cluster(
         device=device,
         count=count,
@@ -143,7 +144,7 @@ def measure_cluster(
         measured=rate is not None,
         core_seconds=measure_reading(recipe, source, cached=device.name == CPU),
         image_bytes=float(np.mean(source.sizes[split_indices(source, "train")])),
-        storage=None if storage is None else storage * 1e6,
+        disk=None if disk is None else disk * 1e6,
     )
 
 
@@ -168,7 +169,7 @@ def change_device(
     per_machine = per_machine or device.per_machine
     changes: dict[str, Any] = {"per_machine": per_machine}
     if mfu is not None:
-        changes |= {"mfu": mfu, "reason": "requested"}
+        changes |= {"mfu": mfu, "reason": REQUESTED}
     if network is not None:
         changes["network"] = network * 1e9 / 8
     if cores is not None:
