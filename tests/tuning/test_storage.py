@@ -60,6 +60,12 @@ def test_machines_share_trials_and_the_final_run(search, tmp_path, kind):
     assert second.run == first.run and second.test == first.test  # and the final run
     recipe = (tmp_path / "b" / "digits" / "best.toml").read_text()
     assert recipe == (tmp_path / "a" / "digits" / "best.toml").read_text()
+
+
+@pytest.mark.full
+def test_another_machine_continues_a_search_but_not_with_other_settings(search, tmp_path):
+    storage = f"sqlite:///{tmp_path}/shared.db"
+    search("a", storage=storage)
     more = search("b", storage=storage, trials=2)
     assert more.trials == 2 and (tmp_path / "b" / "digits" / "trials" / "001").is_dir()
     with pytest.raises(UserError, match="a search with different settings"):
