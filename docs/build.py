@@ -26,7 +26,7 @@ NAVIGATION = {  # pages by section, in order; a page that is not named here ends
     "Guides": [
         *("quick-start", "your-data", "multi-label", "fine-tuning", "from-scratch", "pretraining"),
         *("weights", "backbones", "evaluation", "trust", "explaining", "heads", "search", "export"),
-        *("serving", "many-machines", "python", "scikit-learn", "troubleshooting"),
+        *("serving", "planning", "many-machines", "python", "scikit-learn", "troubleshooting"),
     ],
     "Book": [
         *("index", "before-you-start", "how-it-works", "sixty-lines", "how-it-learns"),

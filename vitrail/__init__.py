@@ -32,8 +32,12 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.model.vit import ViT as ViT
     from vitrail.run.check import DataCheck as DataCheck
     from vitrail.run.check import check as check
+    from vitrail.run.doctor import Diagnosis as Diagnosis
+    from vitrail.run.doctor import doctor as doctor
     from vitrail.run.estimators import ViTClassifier as ViTClassifier
     from vitrail.run.estimators import ViTFeatures as ViTFeatures
+    from vitrail.run.forecast import Forecast as Forecast
+    from vitrail.run.planning import plan as plan
     from vitrail.run.pretrain import pretrain as pretrain
     from vitrail.run.report.compare import Comparison as Comparison
     from vitrail.run.report.compare import compare as compare
@@ -64,12 +68,14 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "Conversion": "vitrail.zoo.convert",
     "DataCheck": "vitrail.run.check",
     "DatasetInfo": "vitrail.data.sources.catalogue",
+    "Diagnosis": "vitrail.run.doctor",
     "EngineClassifier": "vitrail.inference.engine_classifier",
     "Drift": "vitrail.inference.monitor",
     "Evaluation": "vitrail.inference.evaluate",
     "Explanation": "vitrail.insight.explanation",
     "Export": "vitrail.exporting.export",
     "FeatureClassifier": "vitrail.inference.head",
+    "Forecast": "vitrail.run.forecast",
     "HeadComparison": "vitrail.inference.head_comparison",
     "ModelInfo": "vitrail.zoo.models",
     "Prediction": "vitrail.inference.prediction",
@@ -93,6 +99,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "compare_heads": "vitrail.inference.head_comparison",
     "convert": "vitrail.zoo.convert",
     "datasets": "vitrail.data.sources.catalogue",
+    "doctor": "vitrail.run.doctor",
     "export": "vitrail.inference.export",
     "head": "vitrail.inference.head",
     "load": "vitrail.inference.load",
@@ -100,6 +107,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "models": "vitrail.zoo.models",
     "monitor": "vitrail.inference.monitor",
     "open_data": "vitrail.data.open",
+    "plan": "vitrail.run.planning",
     "preset": "vitrail.zoo.presets",
     "pretrain": "vitrail.run.pretrain",
     "report": "vitrail.run.report.make",
@@ -117,12 +125,14 @@ __all__ = [
     "Conversion",
     "DataCheck",
     "DatasetInfo",
+    "Diagnosis",
     "Drift",
     "EngineClassifier",
     "Evaluation",
     "Explanation",
     "Export",
     "FeatureClassifier",
+    "Forecast",
     "HeadComparison",
     "ModelInfo",
     "Prediction",
@@ -146,6 +156,7 @@ __all__ = [
     "compare_heads",
     "convert",
     "datasets",
+    "doctor",
     "export",
     "head",
     "load",
@@ -153,6 +164,7 @@ __all__ = [
     "models",
     "monitor",
     "open_data",
+    "plan",
     "preset",
     "pretrain",
     "report",

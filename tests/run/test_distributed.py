@@ -189,6 +189,23 @@ def test_a_signal_to_one_stops_all_and_one_saves(tmp_path):
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000009"]
 
 
+def test_a_run_of_two_processes_resumes_with_one_to_the_bit(tmp_path, monkeypatch):
+    folder, loaded, drive = tmp_path / "run", {}, Driver.drive
+    run_ranks(2, train(folder, happening=at_step(9, terminated)))
+    saved = checkpoint.load_checkpoint(folder / "checkpoints")
+
+    def record(self):
+        tensors = self.learner.tensors()
+        loaded.update({name: tensor.clone() for name, tensor in tensors.items()})
+        return drive(self)
+
+    monkeypatch.setattr(Driver, "drive", record)
+    assert vitrail.resume(folder, report=False, quiet=True).metrics["steps"] == 30
+    assert saved.step == 9 and loaded.keys() == saved.tensors.keys()
+    assert any(name.startswith("optimizer/") for name in loaded)
+    assert all(torch.equal(loaded[name], saved.tensors[name]) for name in loaded)
+
+
 def test_a_run_of_one_process_resumes_with_two(tmp_path, digits, stop_at, monkeypatch, capfd):
     with monkeypatch.context():
         stop_at(9)

@@ -27,6 +27,7 @@ STARTED = time.monotonic()  # `--minutes` count from here
 VERBS = (
     "demo",
     "check",
+    "plan",
     "train",
     "pretrain",
     "resume",
@@ -45,6 +46,7 @@ VERBS = (
     "monitor",
     "models",
     "datasets",
+    "doctor",
 )
 TRAINING_VERBS = ("demo", "train", "pretrain", "resume", "search")
 BUSY_CORES = 0.5  # other programs that use more than this share the machine

@@ -58,6 +58,7 @@ def search(
     recipe: RecipeFile = None,
     seed: OptionalInt = None,
     out: OptionalPath = None,
+    storage: Annotated[str | None, unset(metavar="URL")] = None,
     device: Device = "auto",
     json: Switch = False,
     vit: Vit = NO_VIT,
@@ -78,6 +79,8 @@ def search(
         epochs: epochs per trial, instead of --minutes
         seed: random seed of the search and of every trial (default: 0)
         out: folder of the search (default: runs/search-DATA)
+        storage: postgresql://, mysql://, sqlite:///FILE or a journal file on a shared disk, through
+            which machines share the search that has the name of --out
         json: print one JSON document
     """
     from vitrail.cli.main import STARTED
@@ -97,6 +100,7 @@ def search(
             settings=given_sections(vit=vit, train=train, data=data, preprocess=preprocess),
             seed=seed,
             out=out,
+            storage=storage,
             device=device,
             started=STARTED,
             on_trial=progress.update,

@@ -30,15 +30,41 @@ def count_statistics(config: ViTConfig) -> int:
     return sum(2 * conv.out_channels for conv in _small_stem(config)) if config.small_stem else 0
 
 
-def count_macs(config: ViTConfig) -> int:
-    """Multiply-adds for one image: matrix products and convolutions, as papers count them."""
-    width, tokens, patches = config.width, config.tokens, config.patches
+def count_macs(config: ViTConfig, kept: int | None = None) -> int:
+    """Multiply-adds for one image: matrix products and convolutions, as papers count them.
+
+    `kept` is the number of patches that the blocks process, by default all.
+    """
+    width, patches = config.width, config.patches if kept is None else kept
+    tokens = config.prefix + patches
     linear = 4 * width * width + (3 if config.mlp == "swiglu" else 2) * width * config.hidden
     block = tokens * linear + 2 * tokens * tokens * width
     total = _embedding_macs(config) + config.depth * block + _head_macs(config)
     if config.pool == "map":
         total += patches * (2 * width * width + 2 * width) + linear - 2 * width * width
     return total
+
+
+def count_activation_bytes(config: ViTConfig, itemsize: int = 4) -> int:
+    """What a training step stores of one image for its backward pass, in bytes.
+
+    `itemsize` is that of the matrix products: 4, or 2 in mixed precision. The residual stream,
+    which the norms read, is float32 in either case.
+    """
+    width, hidden = config.width, config.hidden
+    values = 6 * width  # the inputs of qkv, proj and fc1; queries, keys and values
+    values += hidden * (4 if config.mlp == "swiglu" else 2)
+    values += 2 * width if config.layer_scale is not None else 0
+    values += 2 * width + hidden if config.dropout else 0
+    values += 3 * width if config.qk_norm else 0
+    values += 2 * width if config.positions == "rotary" else 0
+    block = 2 * 4 * width + itemsize * values
+    height, breadth = config.size
+    stem = config.channels * height * breadth
+    if config.stem != "patch":  # the input and the output of each norm
+        maps = (c.out_channels * height * breadth // c.stride**2 for c in _convolutions(config))
+        stem += 2 * sum(maps)
+    return config.tokens * (config.depth * block + 3 * 4 * width) + itemsize * stem
 
 
 def _attention_parameters(config: ViTConfig) -> int:

@@ -1,7 +1,7 @@
 """What `train` would do with a data set: the one place that composes its recipe."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -56,14 +56,18 @@ def design_recipe(
     processes: int = 1,
     *,
     download: bool = True,
+    images: int | None = None,
 ) -> Design:
     """The complete recipe: chosen from the data, changed by the request; and why.
 
     Raises the `UserError` that training would end with, if it cannot work. Without `download`,
     weights that are only on the hub stay there: the plan follows from the table that lists them.
+    With `images`, the source is a sample of so many training images.
     """
     check_settings(Recipe, request.settings)
     summary = auto.summarise(source)
+    if images is not None:
+        summary = replace(summary, images=images)
     requested = requested_settings(request)
     if request.method is not None:
         choice = design_pretraining(summary, request, requested, device, processes)

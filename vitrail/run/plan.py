@@ -4,7 +4,7 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -126,24 +126,25 @@ def measure_timing(
     config, patches = recipe.train, recipe.patches
     trial = copy.deepcopy(learner)
     complete = replace(config, drop_patches=0.0)
-    full = seconds_per_step(trial, loader, complete, patches, seconds, world)
+    batches = ((batch.images, batch.targets) for batch in loader.training())
+    full = seconds_per_step(trial, batches, complete, patches, seconds, world)
     step = full
     if config.drop_patches:
         dropped = replace(config, drop_until=1.0)
-        short = seconds_per_step(trial, loader, dropped, patches, seconds, world)
+        batches = ((batch.images, batch.targets) for batch in loader.training())
+        short = seconds_per_step(trial, batches, dropped, patches, seconds, world)
         step = config.drop_until * short + (1 - config.drop_until) * full
     return StepTiming(step=step, image=seconds_per_image(trial, loader) / world.size)
 
 
 def seconds_per_step(
     learner: Learner,
-    loader: Loader,
+    batches: Iterable[loop.Batch],
     config: TrainConfig,
     patches: int,
     seconds: float,
-    world: World,
+    world: World = SINGLE,
 ) -> float:
-    batches = ((batch.images, batch.targets) for batch in loader.training())
     stop: list[int] = []
     endless = 10**9
     steps = loop.train_steps(

@@ -1,21 +1,24 @@
-"""File locks of a search folder, and which of its worker processes are alive."""
+"""Locks of a search, in a folder or a database, and which of its worker processes are alive."""
 
 import os
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from filelock import FileLock, Timeout
+
+if TYPE_CHECKING:
+    from vitrail.tuning.storage import Database
 
 WORKERS = "workers"  # folder with one file for each worker, locked as long as it lives
 
 
-def lock_study(folder: Path) -> FileLock:
+def lock_study(place: "Path | Database", name: str = "study") -> AbstractContextManager[object]:
     """Held by a process while it reads the trials and decides what to run next."""
-    return FileLock(folder / ".study.lock")
+    return FileLock(place / f".{name}.lock") if isinstance(place, Path) else place.lock(name)
 
 
 class JournalLock:
@@ -62,13 +65,17 @@ def drop_partial_line(file: BinaryIO) -> None:
 
 
 @contextmanager
-def register_worker(folder: Path) -> Iterator[str]:
+def register_worker(place: "Path | Database") -> Iterator[str]:
     """A unique name for this process; `is_alive` tells other processes whether it still runs."""
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    path = folder / WORKERS / name
+    if not isinstance(place, Path):
+        with place.lock(name):
+            yield name
+        return
+    path = place / WORKERS / name
     path.parent.mkdir(exist_ok=True)
     lock = FileLock(path)
-    with lock_study(folder):  # `is_alive` runs under this lock, so it never sees the file unlocked
+    with lock_study(place):  # `is_alive` runs under this lock, so it never sees the file unlocked
         lock.acquire()
     try:
         yield name
@@ -77,9 +84,11 @@ def register_worker(folder: Path) -> Iterator[str]:
         path.unlink(missing_ok=True)
 
 
-def is_alive(folder: Path, worker: str) -> bool:
+def is_alive(place: "Path | Database", worker: str) -> bool:
     """Whether a worker holds its lock; the caller holds the lock of the study."""
-    path = folder / WORKERS / worker
+    if not isinstance(place, Path):
+        return bool(worker) and not place.is_free(worker)
+    path = place / WORKERS / worker
     if not worker or not path.exists():
         return False
     try:
@@ -91,7 +100,9 @@ def is_alive(folder: Path, worker: str) -> bool:
     return False
 
 
-def is_only_worker(folder: Path, worker: str) -> bool:
-    """Whether no other process works on this search."""
-    names = [path.name for path in (folder / WORKERS).iterdir() if path.name != worker]
-    return not any(is_alive(folder, name) for name in names)
+def is_only_worker(place: "Path | Database", worker: str) -> bool:
+    """Whether no other process works on this search; a database does not list who does."""
+    if not isinstance(place, Path):
+        return False
+    names = [path.name for path in (place / WORKERS).iterdir() if path.name != worker]
+    return not any(is_alive(place, name) for name in names)

@@ -5,14 +5,13 @@ import math
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
-
 from vitrail import files
 from vitrail.arguments import check_arguments
+from vitrail.decoding import parse_json
 from vitrail.display.text import format_percent
 from vitrail.errors import UserError
 from vitrail.run.recipe import Recipe, read_recipe, recipe_to_toml, settings_from_dict
@@ -24,14 +23,26 @@ from vitrail.run.terminal import Terminal
 from vitrail.run.train import train
 from vitrail.tuning import page
 from vitrail.tuning.locks import is_only_worker, lock_study, register_worker
-from vitrail.tuning.plan import Plan, check_same_plan, count_trials, make_plan, write_plan
+from vitrail.tuning.plan import (
+    Plan,
+    check_same_plan,
+    count_trials,
+    decode_plan,
+    make_plan,
+    write_plan,
+)
 from vitrail.tuning.result import BestTrial, SearchResult, accuracy_from_dict
 from vitrail.tuning.space import initial_params, iterate_grid
-from vitrail.tuning.study import (
+from vitrail.tuning.storage import (
     JOURNAL,
+    damaged_study_error,
+    find_locks,
+    name_driver,
+    report_storage_errors,
+)
+from vitrail.tuning.study import (
     STARTED,
     best_trial,
-    damaged_study_error,
     finished_trials,
     open_study,
     require_optuna,
@@ -50,7 +61,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 BEST, RESULT = "best.toml", "result.json"
-FINAL_LOCK = ".final.lock"  # of two commands on one folder, one trains the final run
+FINAL, SHARED_PLAN = "final", "plan"  # attributes of a shared study; the first is also a lock
 
 
 @check_arguments
@@ -69,6 +80,7 @@ def search(
     settings: Mapping[str, Any] | None = None,
     seed: int | None = None,
     out: str | Path | None = None,
+    storage: str | None = None,
     device: str = "auto",
     quiet: bool = False,
     started: float | None = None,
@@ -100,6 +112,8 @@ def search(
         settings: settings by section, such as {"train": {"batch": 64}}; they override the recipe
         seed: random seed of the sampler and of every run
         out: folder of the search, by default runs/search-DATA; an existing search is resumed
+        storage: URL of a database, or a journal file on a shared disk, through which machines share
+            the search that has the name of `out`; each keeps its own runs
         device: "cpu", "cuda", "cuda:1", "mps", or "auto"
         quiet: print nothing
         started: reading of time.monotonic() from which the minutes count, by default now
@@ -127,13 +141,16 @@ def search(
         request, out=path, space=space, grid=grid, trials=trials, jobs=jobs, quiet=quiet
     )
     deadline = None if minutes is None else started + 60 * minutes
-    with register_worker(folder) as worker:
-        study, plan = open_search(folder, requested, worker)
-        limit = count_trials(plan, trials)
-        show = on_trial or (lambda study, trials: None)
-        optimize_study(study, folder, plan, worker, limit, deadline, jobs, show)
-        with FileLock(folder / FINAL_LOCK):
-            return finish_search(study, folder, plan, deadline, quiet)
+    storage = None if storage is None else name_driver(storage)
+    with report_storage_errors(storage):
+        place = find_locks(folder, storage)
+        with register_worker(place) as worker:
+            study, plan = open_search(folder, requested, worker, storage)
+            limit = count_trials(plan, trials)
+            show = on_trial or (lambda study, trials: None)
+            optimize_study(study, folder, plan, worker, limit, deadline, jobs, show, storage)
+            with lock_study(place, FINAL):  # of several commands, one trains the final run
+                return finish_search(study, folder, plan, deadline, quiet)
 
 
 def optimize_study(
@@ -145,15 +162,16 @@ def optimize_study(
     deadline: float | None,
     jobs: int,
     on_trial: OnTrial,
+    url: str | None = None,
 ) -> None:
     """Runs trials up to `limit`, or until only the time of the final run is left."""
     # the final run needs as much time as a trial
     last_end = None if deadline is None else deadline - 60 * (plan.minutes or 0)
     on_trial(study, limit)
     if jobs > 1:
-        run_workers(folder, limit, last_end, jobs, lambda: on_trial(study, limit))
+        run_workers(folder, limit, last_end, jobs, lambda: on_trial(study, limit), url)
     # after workers, this only runs trials that they left unfinished
-    run_trials(folder, worker, limit, last_end, on_trial=on_trial)
+    run_trials(folder, worker, limit, last_end, url=url, on_trial=on_trial)
 
 
 def check_search_limits(trials: int | None, minutes: float | None, jobs: int) -> None:
@@ -164,17 +182,21 @@ def check_search_limits(trials: int | None, minutes: float | None, jobs: int) ->
         raise UserError(f"minutes is {minutes:g}; give a positive number")
 
 
-def open_search(folder: Path, requested: Plan, worker: str) -> tuple["Study", Plan]:
+def open_search(
+    folder: Path, requested: Plan, worker: str, url: str | None = None
+) -> tuple["Study", Plan]:
     """The study and its plan.
 
     The requested plan replaces the stored one while no trial has a result and no other process
-    works on the search.
+    works on the search. A shared study has the plan with it.
     """
-    with lock_study(folder):
-        study = open_study(folder, grid=requested.grid)
+    with lock_study(find_locks(folder, url)):
+        study = open_study(folder, grid=requested.grid, url=url)
+        if url is not None:
+            share_plan(study, folder, requested)
         check_all_runs_known(study, folder)
         unused = not any(has_result(trial, folder) for trial in study.trials)
-        if unused and is_only_worker(folder, worker):
+        if url is None and unused and is_only_worker(folder, worker):
             shutil.rmtree(folder / "trials", ignore_errors=True)
             (folder / JOURNAL).unlink()
             write_plan(folder, requested)
@@ -183,6 +205,15 @@ def open_search(folder: Path, requested: Plan, worker: str) -> tuple["Study", Pl
         if not study.get_trials(deepcopy=False):
             enqueue_first_trials(study, plan)
     return study, plan
+
+
+def share_plan(study: "Study", folder: Path, requested: Plan) -> None:
+    """Stores the plan in the study, or takes over the one that is there, with this disk's paths."""
+    if SHARED_PLAN not in study.user_attrs:
+        study.set_user_attr(SHARED_PLAN, json.dumps(asdict(requested)))
+    shared = decode_plan(parse_json(study.user_attrs[SHARED_PLAN]), study.study_name)
+    source = {"source": requested.base["source"]}
+    write_plan(folder, replace(shared, data=requested.data, base={**shared.base, **source}))
 
 
 def check_all_runs_known(study: "Study", folder: Path) -> None:
@@ -226,14 +257,17 @@ def finish_search(
         reasons = [trial.user_attrs.get("reason", "") for trial in finished]
         unfinished = "no trial finished" + ("; raise `minutes`" if deadline else "")
         raise no_result_error(plan, next(filter(None, reasons), unfinished))
-    recipe = settings_from_dict(Recipe, read_recipe(trial_folder(best, folder) / RECIPE))
+    recipe = read_best_recipe(best, folder, plan)
     value = best.value or 0.0
     comment = (
         f"trial {best.number}, the best of {len(finished)}: "
         f"validation accuracy {format_percent(value)}"
     )
     files.write_file(folder / BEST, prepend_reasons([comment], recipe_to_toml(recipe)))
-    final = train_final(folder, best, recipe, plan, deadline, quiet)
+    final = find_shared_final(study, best)
+    if final is None:
+        final = train_final(folder, best, recipe, plan, deadline, quiet)
+        share_final(study, best, final)
     result = SearchResult(
         trials=len(finished),
         pruned=sum(trial.state.name == "PRUNED" for trial in finished),
@@ -242,7 +276,7 @@ def finish_search(
         recipe=folder / BEST,
         val=accuracy_from_dict(final.metrics["val"]),
         test=accuracy_from_dict(final.metrics["test"]),
-        tests=len(list(folder.glob(f"final-*/{METRICS}"))),
+        tests=max(1, len(list(folder.glob(f"final-*/{METRICS}")))),
         run=final.folder,
         folder=folder,
         report=folder / page.PAGE,
@@ -250,6 +284,31 @@ def finish_search(
     page.write_search_page(folder, study, plan.dimensions, result)
     files.write_file(folder / RESULT, json.dumps(result.to_dict(), indent=1) + "\n")
     return result
+
+
+def read_best_recipe(best: "FrozenTrial", folder: Path, plan: Plan) -> Recipe:
+    """The recipe of the best trial, which another machine may have run."""
+    path = trial_folder(best, folder) / RECIPE
+    if path.is_file():
+        return settings_from_dict(Recipe, read_recipe(path))
+    files.write_file(folder / BEST, best.user_attrs["recipe"])
+    recipe = settings_from_dict(Recipe, read_recipe(folder / BEST))
+    return replace(recipe, source=plan.recipe.source)
+
+
+def find_shared_final(study: "Study", best: "FrozenTrial") -> Run | None:
+    """The final run, if another machine has trained it already."""
+    final = study.user_attrs.get(FINAL, {})
+    if final.get("trial") != best.number:
+        return None
+    return Run(folder=Path(final["folder"]), metrics=final["metrics"])
+
+
+def share_final(study: "Study", best: "FrozenTrial", final: Run) -> None:
+    """Tells the machines of a shared search that the final run is trained."""
+    if SHARED_PLAN in study.user_attrs:
+        shared = {"trial": best.number, "folder": str(final.folder), "metrics": final.metrics}
+        study.set_user_attr(FINAL, shared)
 
 
 def train_final(

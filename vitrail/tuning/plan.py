@@ -151,15 +151,26 @@ def write_plan(folder: Path, plan: Plan) -> None:
 def read_plan(folder: Path) -> Plan:
     """The plan of a search folder; a damaged one is an error."""
     try:
-        plan = decode_table(Plan, read_json(folder / PLAN), strict=(Plan,))
-        valid = plan.format == FORMAT and bool(plan.recipe) and bool(plan.dimensions)
+        table = read_json(folder / PLAN)
     except (OSError, UserError) as error:
-        raise UserError(
-            f"{folder / PLAN} is damaged: {error!s:.100}; start a new search with another `out`"
-        ) from error
+        raise damaged_plan_error(str(folder / PLAN), error) from error
+    return decode_plan(table, str(folder / PLAN))
+
+
+def damaged_plan_error(name: str, error: Exception) -> UserError:
+    return UserError(f"{name} is damaged: {error!s:.100}; start a new search with another `out`")
+
+
+def decode_plan(table: Any, name: str) -> Plan:
+    """A plan from its JSON document, called `name`."""
+    try:
+        plan = decode_table(Plan, table, strict=(Plan,))
+        valid = plan.format == FORMAT and bool(plan.recipe) and bool(plan.dimensions)
+    except UserError as error:
+        raise damaged_plan_error(name, error) from error
     if not valid:
         raise UserError(
-            f"{folder / PLAN} has format {plan.format}, this version reads {FORMAT}; "
+            f"{name} has format {plan.format}, this version reads {FORMAT}; "
             f"start a new search with another `out`"
         )
     return plan

@@ -1,19 +1,18 @@
-"""The Optuna study that all processes of a search share, in one journal file."""
+"""The Optuna study that all processes of a search share."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.decoding import parse_json
 from vitrail.errors import UserError
-from vitrail.tuning.locks import JournalLock, is_alive, lock_study
+from vitrail.tuning.locks import is_alive, lock_study
 from vitrail.tuning.space import Choice, Params, Space
+from vitrail.tuning.storage import JOURNAL, Database, damaged_study_error, open_storage
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.trial import FrozenTrial
 
-JOURNAL, STUDY_NAME = "study.journal", "vitrail"
 PRUNER_STARTUP = 5  # completed trials before the pruner prunes any
 PRUNER_WARMUP = 3  # tenths of a trial during which it is not pruned
 REPORTS = 10  # a trial reports its accuracy at every tenth of its steps
@@ -33,60 +32,34 @@ def require_optuna() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-def open_study(folder: Path, *, grid: bool = False) -> "Study":
-    """The study in a search folder, created if it does not exist; a damaged one is an error."""
+def open_study(folder: Path, *, grid: bool = False, url: str | None = None) -> "Study":
+    """The study of a search, created if it does not exist; a damaged one is an error."""
     require_optuna()
     import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
 
-    path = folder / JOURNAL
-    with JournalLock(path):
-        check_journal(path)
-    lock: Any = JournalLock(path)
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if not grid:
         pruner = optuna.pruners.MedianPruner(
             n_startup_trials=PRUNER_STARTUP, n_warmup_steps=PRUNER_WARMUP
         )
+    storage, name = open_storage(folder, url)
     try:
-        storage = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
         return optuna.create_study(
             storage=storage,
-            study_name=STUDY_NAME,
+            study_name=name,
             direction="maximize",
             load_if_exists=True,
             pruner=pruner,
         )
     except (KeyError, ValueError, TypeError, AttributeError, AssertionError) as error:
-        raise damaged_study_error(path, repr(error)) from error
+        raise damaged_study_error(Path(url or folder / JOURNAL), repr(error)) from error
 
 
-def check_journal(path: Path) -> None:
-    """Raises a UserError for a line that is not a JSON object."""
-    if not path.exists():
-        return
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            valid = isinstance(parse_json(line), dict)
-        except UserError:
-            valid = False
-        if not valid:
-            raise damaged_study_error(path, f"line {number}")
-
-
-def damaged_study_error(path: Path, why: str) -> UserError:
-    return UserError(
-        f"{path} is damaged ({why:.100}), but the runs in {path.parent / 'trials'} are not; "
-        f"restore it from a copy, or start a new search with another `out`"
-    )
-
-
-def others_are_running(study: "Study", folder: Path, worker: str) -> bool:
+def others_are_running(study: "Study", place: Path | Database, worker: str) -> bool:
     """Whether another process still runs a trial."""
-    with lock_study(folder):
+    with lock_study(place):
         workers = {trial.user_attrs.get(WORKER, "") for trial in running_trials(study)}
-        return any(is_alive(folder, other) for other in workers - {worker})
+        return any(is_alive(place, other) for other in workers - {worker})
 
 
 def running_trials(study: "Study") -> "list[FrozenTrial]":
@@ -95,14 +68,16 @@ def running_trials(study: "Study") -> "list[FrozenTrial]":
     return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
 
-def ask_trial(study: "Study", folder: Path, worker: str, limit: int, seed: int) -> "Trial | None":
+def ask_trial(
+    study: "Study", place: Path | Database, worker: str, limit: int, seed: int
+) -> "Trial | None":
     """A trial that a dead process left unfinished, else a new one; None beyond `limit` trials."""
     import optuna
     from optuna.trial import TrialState
 
-    with lock_study(folder):
+    with lock_study(place):
         for trial in running_trials(study):
-            if not is_alive(folder, trial.user_attrs.get(WORKER, "")):
+            if not is_alive(place, trial.user_attrs.get(WORKER, "")):
                 study._storage.set_trial_user_attr(trial._trial_id, WORKER, worker)
                 return optuna.Trial(study, trial._trial_id)
         trials = study.get_trials(deepcopy=False)

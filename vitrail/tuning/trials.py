@@ -17,6 +17,7 @@ from vitrail.run.train import train
 from vitrail.training.loop import Diverged
 from vitrail.tuning.plan import Plan, read_plan
 from vitrail.tuning.space import params_to_settings
+from vitrail.tuning.storage import find_locks
 from vitrail.tuning.study import (
     STARTED,
     ask_trial,
@@ -46,6 +47,7 @@ def run_trials(
     limit: int,
     deadline: float | None = None,
     *,
+    url: str | None = None,
     on_trial: OnTrial = lambda study, trials: None,
 ) -> None:
     """Runs trials until there are `limit`, or until another would not finish before `deadline`.
@@ -53,17 +55,17 @@ def run_trials(
     Then it waits for the trials of other processes, and takes over those of a process that dies.
     """
     plan = read_plan(folder)
-    study = open_study(folder, grid=plan.grid)
+    study, place = open_study(folder, grid=plan.grid, url=url), find_locks(folder, url)
     seed, seconds = plan.request.get("seed", 0), 60 * (plan.minutes or 0)
     while True:
         needed = MIN_TIME_FRACTION * seconds
         too_late = deadline is not None and time.monotonic() + needed > deadline
-        trial = None if too_late else ask_trial(study, folder, worker, limit, seed)
+        trial = None if too_late else ask_trial(study, place, worker, limit, seed)
         if trial is not None:
             run_trial(study, trial, plan, folder)
             on_trial(study, limit)
             check_failures(study, plan)
-        elif others_are_running(study, folder, worker):
+        elif others_are_running(study, place, worker):
             time.sleep(POLL_SECONDS)
             on_trial(study, limit)
         else:
@@ -114,7 +116,8 @@ def run_trial(study: "Study", trial: "Trial", plan: Plan, folder: Path) -> None:
         study.tell(trial, state=TrialState.FAIL)
     else:
         loss = best_val_loss(run.folder)
-        set_attributes(trial, start, seconds=run.metrics["seconds"], val_loss=loss)
+        recipe = (run.folder / RECIPE).read_text(encoding="utf-8")  # for those without this disk
+        set_attributes(trial, start, seconds=run.metrics["seconds"], val_loss=loss, recipe=recipe)
         study.tell(trial, run.metrics["val"]["accuracy"])
 
 

@@ -17,6 +17,7 @@ from vitrail import files
 from vitrail.errors import UserError
 from vitrail.signals import exit_on_signal, handle_ending_signals, ignore_ending_signals
 from vitrail.tuning.locks import register_worker
+from vitrail.tuning.storage import find_locks, report_storage_errors
 from vitrail.tuning.trials import run_trials
 
 if TYPE_CHECKING:
@@ -27,7 +28,12 @@ POLL_SECONDS = 1.0  # between two updates of the progress
 
 
 def run_workers(
-    folder: Path, limit: int, deadline: float | None, jobs: int, on_progress: Callable[[], None]
+    folder: Path,
+    limit: int,
+    deadline: float | None,
+    jobs: int,
+    on_progress: Callable[[], None],
+    url: str | None = None,
 ) -> None:
     """Runs the trials in `jobs` processes, which share the CPU threads.
 
@@ -39,7 +45,7 @@ def run_workers(
     seconds = None if deadline is None else deadline - time.monotonic()
     errors = spawn.SimpleQueue()
     reader, writer = spawn.Pipe(duplex=False)
-    arguments = (folder, limit, seconds, threads, errors, reader)
+    arguments = (folder, limit, seconds, threads, errors, reader, url)
     workers = [spawn.Process(target=worker_main, args=arguments) for _ in range(jobs)]
     try:
         with block_interrupts():
@@ -91,6 +97,7 @@ def worker_main(
     threads: int,
     errors: "SimpleQueue[str]",
     parent: Connection,
+    url: str | None = None,
 ) -> None:
     """The main function of a worker; `errors` gets the message of a UserError."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -99,10 +106,9 @@ def worker_main(
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     try:
-        with register_worker(folder) as worker:
-            run_trials(
-                folder, worker, limit, None if seconds is None else time.monotonic() + seconds
-            )
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with report_storage_errors(url), register_worker(find_locks(folder, url)) as worker:
+            run_trials(folder, worker, limit, deadline, url=url)
     except UserError as error:
         errors.put(str(error))
     except OSError as error:
