@@ -110,8 +110,9 @@ def similarity_distance(ours: Tensor, theirs: Tensor) -> Tensor:
     itself = torch.eye(side, dtype=torch.bool, device=ours.device)
     hidden = itself | ~(seen[:, :, None] & seen[:, None, :])
     logs = [(SHARPNESS * x).masked_fill(hidden, HIDDEN).log_softmax(dim=-1) for x in (mine, other)]
-    divergence: Tensor = F.kl_div(logs[0], logs[1], reduction="none", log_target=True)
-    return divergence.sum(dim=(1, 2)) / seen.sum(dim=1).clamp(min=1)
+    divergence = F.kl_div(logs[0], logs[1], reduction="none", log_target=True).sum(dim=(1, 2))
+    distance: Tensor = divergence / seen.sum(dim=1).clamp(min=1)
+    return distance
 
 
 def cosine_distance(projected: Tensor, features: Tensor) -> Tensor:
