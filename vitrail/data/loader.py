@@ -288,7 +288,8 @@ class Loader:
     def restrict(self, items: Items) -> "Loader":
         """Returns a loader for one process that trains on these images only, without a teacher."""
         loader = self.as_single_process()
-        loader.annotate, loader.batch = None, min(self.batch, len(items))
+        loader.annotate, loader.progress = None, False
+        loader.batch = min(self.batch, len(items))
         loader._items = {**self._items, "train": np.sort(items)}
         return loader
 

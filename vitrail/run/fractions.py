@@ -14,8 +14,10 @@ from vitrail.model.vit import ViT
 from vitrail.run.auto import SCRATCH
 from vitrail.run.build import make_learner
 from vitrail.run.design import OWN_LAYER_DECAY, OWN_LR
+from vitrail.run.fine_tuning import MAX_PROBE
 from vitrail.run.recipe import Recipe
 from vitrail.run.storage.predictions import predict_split
+from vitrail.run.transfer import start_from_features
 from vitrail.training import loop
 from vitrail.training.config import TrainConfig
 
@@ -28,8 +30,8 @@ MEASURED = 10_000  # validation images, at most
 def compare_with_scratch(recipe: Recipe, backbone: ViT, loader: Loader) -> list[dict[str, Any]]:
     """For each fraction, the validation accuracy of two short trainings of all weights.
 
-    Both have the same images, steps and augmentation, and each the learning rates that `train`
-    would choose. Random weights are what training from scratch starts from.
+    Both have the same images, steps and augmentation, and each the learning rates and the start
+    of the head that `train` would choose: a linear probe, or zeros from scratch.
     """
     steps, rows = count_labelled_steps(recipe), []
     for fraction in FRACTIONS if steps else ():
@@ -55,11 +57,11 @@ def count_labelled_steps(recipe: Recipe) -> int:
     """Steps of each training, a function of the recipe, so that a resume has the same results."""
     assert recipe.pretrain is not None
     share = recipe.pretrain.comparison
-    steps = recipe.train.steps * share * relative_cost(recipe) / TRAININGS
+    steps = recipe.train.steps * share * step_cost_ratio(recipe) / TRAININGS
     return max(MIN_STEPS, round(steps)) if share else 0
 
 
-def relative_cost(recipe: Recipe) -> float:
+def step_cost_ratio(recipe: Recipe) -> float:
     """About the cost of a step without labels over that of one with labels."""
     pretrain = recipe.pretrain
     assert pretrain is not None
@@ -71,15 +73,17 @@ def relative_cost(recipe: Recipe) -> float:
 
 def train_briefly(recipe: Recipe, backbone: ViT | None, loader: Loader, steps: int) -> float:
     """The validation accuracy after training from `backbone`, or from random weights."""
-    rates = {"lr": SCRATCH["lr"] * OWN_LR, "layer_decay": OWN_LAYER_DECAY} if backbone else {}
+    own = {"lr": SCRATCH["lr"] * OWN_LR, "layer_decay": OWN_LAYER_DECAY, "probe": MAX_PROBE}
+    start = own if backbone is not None else {}
     config = TrainConfig(
-        **{**SCRATCH, **rates}, steps=steps, batch=loader.batch, seed=recipe.train.seed
+        **{**SCRATCH, **start}, steps=steps, batch=loader.batch, seed=recipe.train.seed
     )
     vit = replace(recipe.vit, head="linear")
     plain = replace(recipe, vit=vit, weights="", pretrain=None, teacher=None, train=config)
     learner = make_learner(plain, loader.device)
     if backbone is not None:
         learner.model.load_state_dict(learner.model.state_dict() | backbone.state_dict())
+        start_from_features(plain, learner, loader)
     batches = ((batch.images, batch.targets) for batch in loader.training(0, steps))
     for _ in loop.train_steps(learner, batches, config, steps, patches=recipe.patches):
         pass

@@ -20,7 +20,7 @@ from vitrail.evaluation.loop import compute_logits
 from vitrail.inference.calibrate import count_reference_images
 from vitrail.pretraining.objective import PatchFeatures, backbone_of
 from vitrail.run import auto
-from vitrail.run.fractions import MEASURED, TRAININGS, relative_cost
+from vitrail.run.fractions import MEASURED, TRAININGS, step_cost_ratio
 from vitrail.run.quality import PROBE_IMAGES, PROBE_PASSES, can_probe
 from vitrail.run.recipe import Recipe
 from vitrail.run.terminal import Terminal
@@ -102,7 +102,7 @@ def decide_length(
         measured = PROBE_PASSES * measured + TRAININGS * min(MEASURED, counts["val"])
         final += timing.features * measured
         labelled = FORWARDS_PER_STEP * timing.features * config.batch  # seconds of a step
-        step += recipe.pretrain.comparison * relative_cost(recipe) * labelled
+        step += recipe.pretrain.comparison * step_cost_ratio(recipe) * labelled
     if minutes is not None:
         left = 60 * minutes - (time.monotonic() - started) - final
         steps = math.floor(left / step / SLOWDOWN)
