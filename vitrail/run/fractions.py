@@ -1,5 +1,6 @@
 """Accuracy from a part of the labels: a backbone and random weights, trained for the same steps."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -85,8 +86,9 @@ def train_briefly(recipe: Recipe, backbone: ViT | None, loader: Loader, steps: i
         learner.model.load_state_dict(learner.model.state_dict() | backbone.state_dict())
         start_from_features(plain, learner, loader)
     batches = ((batch.images, batch.targets) for batch in loader.training(0, steps))
-    for _ in loop.train_steps(learner, batches, config, steps, patches=recipe.patches):
-        pass
+    with suppress(loop.Diverged):  # then the weights before that step are measured
+        for _ in loop.train_steps(learner, batches, config, steps, patches=recipe.patches):
+            pass
     found = predict_split(learner.eval_model, loader, "val", learner.dtype, MEASURED)
     return accuracy(found.logits, found.labels)
 
