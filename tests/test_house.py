@@ -338,7 +338,7 @@ def test_no_setting_of_a_model_is_dead():
 OPERATIONAL = {  # how a run is carried out, not what it learns; and what only the user can know
     *("train.save_every", "train.log_every", "train.precision", "train.seed", "train.patience"),
     *("data.skip_broken", "data.workers", "data.cache_gb", "data.disk_gb", "data.columns"),
-    "data.labelled",
+    *("data.labelled", "pretrain.comparison"),
 }
 
 

@@ -10,6 +10,7 @@ from torch.distributed import TCPStore
 
 import vitrail
 from tests.run.conftest import SMALL, UNCACHED, tensors
+from tests.run.test_pretrain import TINY
 from tests.training.ranks import ranks
 from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
@@ -181,6 +182,26 @@ def test_a_run_of_another_launch_is_refused(tmp_path, digits, monkeypatch):
         found[0]
     )
     assert isinstance(found[1], distributed.PeerLost)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["masked", "views"])
+def test_a_pretraining_of_two_processes_resumes_to_the_bit(tmp_path, method):
+    def pretrain(folder, happening=lambda rank: None):
+        def work(rank):
+            happening(rank)
+            options = {"report": False, "quiet": True, "timeout": 20, "method": method}
+            run = vitrail.pretrain("digits", out=folder, settings=TINY, **options)
+            return run.metrics["steps"], run.metrics["probe"]
+
+        return work
+
+    whole = run_ranks(2, pretrain(tmp_path / "whole"))
+    assert whole[0] == whole[1] and whole[0][0] == 30
+    lost = run_ranks(2, pretrain(tmp_path / "part", at_step(17, killed)))
+    assert lost[1] is None and isinstance(lost[0], distributed.PeerLost)
+    assert run_ranks(2, pretrain(tmp_path / "part")) == whole  # restarted by the same torchrun
+    assert same(tmp_path / "whole", tmp_path / "part")
 
 
 def test_a_signal_to_one_stops_all_and_one_saves(tmp_path):

@@ -26,7 +26,7 @@ def test_training_from_a_pretraining_uses_the_recipe_from_scratch(pretrained, di
     recipe = read_recipe(run.folder / "recipe.toml")
     assert recipe["train"]["optimizer"] == "muon" and recipe["train"]["layer_decay"] == 0.75
     assert recipe["train"]["lr"] == pytest.approx(1e-2 / 3, abs=1e-5)
-    assert recipe["train"]["probe"] == 0 and recipe["vit"]["width"] == 16
+    assert recipe["train"]["probe"] == 1412 and recipe["vit"]["width"] == 16
     stored = read_recipe(pretrained / "recipe.toml")
     assert recipe["preprocess"]["mean"] == stored["preprocess"]["mean"]
     text = (run.folder / "recipe.toml").read_text()

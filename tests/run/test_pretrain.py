@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,14 +15,20 @@ import vitrail
 from tests.run.conftest import tensors
 from vitrail.data.loader import Loader
 from vitrail.errors import UserError
+from vitrail.pretraining.config import PretrainConfig
 from vitrail.run.drive import Stopped
+from vitrail.run.fractions import compare_with_scratch
+from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
 from vitrail.run.storage.journal import read_journal
+from vitrail.training.loop import Diverged
 
 TINY = {
     "vit": {"width": 16, "depth": 1, "heads": 1},
     "train": {"steps": 30, "batch": 64, "ema": 0.9, "log_every": 5, "save_every": 3600},
     "data": {"workers": 0},
+    "pretrain": {"comparison": 0.0},
 }
+COMPARED = {**TINY, "pretrain": {}}
 
 
 @pytest.fixture
@@ -55,12 +62,16 @@ def equal(one, other):
 
 @pytest.mark.parametrize("method", ["masked", "views"])
 def test_a_pretraining_leaves_what_was_promised(unlabelled, method):
-    done = unlabelled(method=method)
+    done = unlabelled(method=method, settings=COMPARED if method == "masked" else TINY)
     keys = ["run", "model", "method", "epochs", "steps", "seconds", "loss", "rank", "collapsed"]
     assert list(done.metrics) == [*keys, "probe"]
     assert json.loads((done.folder / "metrics.json").read_text()) == done.metrics
     assert done.metrics["probe"].keys() >= {"knn", "linear", "interval", "random"}
-    assert [row["fraction"] for row in done.metrics["probe"]["fractions"]] == [0.01, 0.1, 1.0]
+    fractions = [
+        [row["fraction"] for row in done.metrics["probe"][kind]]
+        for kind in ("fractions", "trained")
+    ]
+    assert fractions == [[0.01, 0.1, 1.0], [0.01, 0.1, 1.0] if method == "masked" else []]
     assert done.backbone.model.config.head == "none"
     epochs = [line for line in read_journal(done.folder / "log.jsonl") if line["kind"] == "epoch"]
     assert {"val_loss", "val_rank", "val_knn"} <= epochs[-1].keys()
@@ -119,6 +130,32 @@ def test_masked_pretraining_learns(unlabelled):
     assert losses[-1] < 0.75 * losses[0]
 
 
+def test_a_good_backbone_needs_fewer_labels_than_random_weights(digits, monkeypatch):
+    """Weights that know the digits stand for a good pretraining."""
+    vit = {**TINY["vit"], "positions": "sincos", "pool": "avg"}
+    settings = {"vit": vit, "train": {"steps": 100, "batch": 64}, "data": {"workers": 0}}
+    taught = digits("taught", settings)
+    recipe = settings_from_dict(Recipe, read_recipe(taught.folder / "recipe.toml"))
+    none = replace(recipe, pretrain=PretrainConfig(comparison=0.0))
+    recipe = replace(recipe, pretrain=PretrainConfig())
+    backbone = vitrail.ViT(replace(recipe.vit, head="none"))
+    state = taught.classifier.model.state_dict()
+    backbone.load_state_dict({name: state[name] for name in backbone.state_dict()})
+    loader = Loader(vitrail.open_data("digits"), recipe.preprocess, recipe.data, batch=64)
+    loader.prepare("train", "val")
+    monkeypatch.setattr("vitrail.run.fractions.FRACTIONS", (0.1,))
+    (row,) = compare_with_scratch(recipe, backbone, loader)
+    assert row["labels"] == 141 and row["accuracy"] > row["scratch"] + 0.2
+    assert compare_with_scratch(none, backbone, loader) == []
+
+    def diverge(*arguments, **named):
+        raise Diverged("the loss is not finite")
+
+    monkeypatch.setattr("vitrail.run.fractions.loop.train_steps", diverge)
+    (row,) = compare_with_scratch(recipe, backbone, loader)
+    assert row["accuracy"] > 0.6 and row["scratch"] < 0.3  # the probe, and zeros
+
+
 def test_batch_norms_are_those_of_whole_images(unlabelled):
     settings = {**TINY, "vit": {"stem": "r9", "patch": 2, "width": 16, "depth": 1, "heads": 1}}
     done = unlabelled(settings={**settings, "train": {**TINY["train"], "steps": 3, "ema": 0.0}})
@@ -169,9 +206,9 @@ def test_one_image_is_not_enough(unlabelled, tree):
 
 
 def test_the_report_shows_what_was_learned(unlabelled):
-    done = unlabelled(report=True)
+    done = unlabelled(report=True, settings=COMPARED)
     page = (done.folder / "report.html").read_text()
-    for part in ("Hidden, rebuilt, true", "Patch colours", "Nearest neighbours", "random weights"):
+    for part in ("Hidden, rebuilt, true", "Patch colours", "Nearest neighbours", "from scratch"):
         assert part in page
     assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "")
     figures = {path.stem for path in (done.folder / "figures").glob("*.png")}
@@ -191,6 +228,7 @@ def test_the_report_of_an_unfinished_pretraining_says_so(unlabelled, stop_at, tm
 
 
 def test_pretrainings_are_compared_with_other_runs(unlabelled, digits):
-    comparison = vitrail.compare(unlabelled("a").folder, digits("b", TINY).folder)
+    labelled = {name: TINY[name] for name in ("vit", "train", "data")}
+    comparison = vitrail.compare(unlabelled("a").folder, digits("b", labelled).folder)
     assert "learned without labels: effective rank" in str(comparison)
     assert "linear probe" in comparison.runs[0].verdict

@@ -13,7 +13,15 @@ from tests.run.conftest import SMALL, tensors
 from tests.run.test_pretrain import equal
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
-from vitrail.pretraining.teacher import FeatureStudent, answer_loss, label_loss
+from vitrail.pretraining.teacher import (
+    FeatureStudent,
+    answer_loss,
+    cosine_distance,
+    feature_copying,
+    label_loss,
+    region_similarities,
+    similarity_distance,
+)
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import read_recipe
 from vitrail.run.teacher import Teacher, convert_images
@@ -119,10 +127,11 @@ def test_a_teacher_that_knows_the_labels_is_believed(taught, digits):
 
 def test_a_teacher_with_other_classes_teaches_features_that_are_thrown_away(taught, digits):
     def features(images):
-        return images.flatten(1)[:, :12]
+        return images.flatten(1)[:, :12], images.unfold(2, 2, 2).flatten(1, 2).mT
 
     run = taught(teacher=Teacher(model=features, preprocess=VIEW))
-    assert read_recipe(run.folder / "recipe.toml")["teacher"]["features"] == 12
+    stored = read_recipe(run.folder / "recipe.toml")["teacher"]
+    assert stored["features"] == 12 and stored["regions"] == 4
     assert not [name for name in run.classifier.model.state_dict() if "projection" in name]
 
 
@@ -144,13 +153,16 @@ def test_a_teacher_is_copied_without_labels(taught, digits, tmp_path):
         quiet=True,
     )
     assert run.metrics["method"] == "teacher" and 0 < run.metrics["loss"] < 1
-    assert read_recipe(run.folder / "recipe.toml")["teacher"]["features"] == 16
+    stored = read_recipe(run.folder / "recipe.toml")["teacher"]
+    assert stored["features"] == 16 and stored["regions"] == 4
     with pytest.raises(UserError, match="belong together"):
         vitrail.pretrain("digits", method="masked", teacher=teacher.folder)
 
 
 def test_a_model_of_timm_teaches_its_features(taught, monkeypatch):
-    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
+    model = torch.nn.AdaptiveAvgPool2d(2)
+    model.forward_features = model.forward
+    model.forward_head = lambda x, pre_logits: x.flatten(1)
     config = {"input_size": (3, 16, 16), "crop_pct": 0.9, "interpolation": "bicubic"}
     config |= {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
     timm, data = ModuleType("timm"), ModuleType("timm.data")
@@ -160,7 +172,8 @@ def test_a_model_of_timm_teaches_its_features(taught, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm.data", data)
     run = taught(teacher="timm:resnet10t", settings={**FLIPS, "train": {"steps": 2, "batch": 64}})
     stored = read_recipe(run.folder / "recipe.toml")["teacher"]
-    assert stored["weights"] == "timm:resnet10t" and stored["features"] == 12
+    assert stored["weights"] == "timm:resnet10t"
+    assert stored["features"] == 12 and stored["regions"] == 4
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UserError, match="timm is not installed"):
         taught("other", teacher="timm:resnet10t")
@@ -168,11 +181,46 @@ def test_a_model_of_timm_teaches_its_features(taught, monkeypatch):
 
 def test_every_parameter_of_a_feature_student_learns():
     vit = vitrail.ViTConfig(image=8, patch=2, channels=1, width=16, depth=1, heads=1, classes=3)
-    student = FeatureStudent(vitrail.ViT(vit), 5)
+    student = FeatureStudent(vitrail.ViT(vit), 5, regions=2)
     outputs = student(torch.rand(2, 1, 8, 8))
-    assert outputs.shape == (2, 8)
+    assert outputs.shape == (2, 3 + 5 + 16)
     outputs.square().sum().backward()
     assert not [name for name, p in student.named_parameters() if p.grad is None]
+
+
+def test_regions_are_compared_whatever_the_patches():
+    torch.manual_seed(0)
+    coarse = torch.randn(2, 16, 7)  # 4 x 4 patches, and 8 x 8 that repeat them
+    fine = coarse.unflatten(1, (4, 4)).repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1, 2)
+    theirs = region_similarities(coarse, (4, 4), 4)
+    assert theirs.shape == (2, 256)
+    torch.testing.assert_close(region_similarities(fine, (8, 8), 4), theirs)
+    keep = torch.randperm(64)[None, :40].expand(2, -1)  # some regions lose all patches, or none
+    few = region_similarities(fine[:, keep[0]], (8, 8), 4, keep)
+    assert float(similarity_distance(few, theirs).max()) < 1e-6
+    other = region_similarities(coarse.flip(1), (4, 4), 4)
+    assert float(similarity_distance(other, theirs).min()) > 0.1
+
+
+def test_the_similarities_of_the_tokens_are_learned():
+    torch.manual_seed(0)
+    vit = vitrail.ViTConfig(image=8, patch=2, channels=1, width=16, depth=1, heads=1, head="none")
+    student, images = FeatureStudent(vitrail.ViT(vit), 5, regions=2), torch.rand(4, 1, 8, 8)
+    features = torch.randn(4, 5)
+    tokens = region_similarities(torch.randn(4, 16, 3), (4, 4), 2)
+    loss = feature_copying(2, 16, 5)
+    targets = torch.cat([torch.zeros(4, 2), features, tokens], dim=1)
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-2)
+    with torch.no_grad():
+        before = similarity_distance(student(images)[:, 21:], tokens).sum()
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss(student(images), targets, 0.0, None).backward()
+        optimizer.step()
+    with torch.no_grad():
+        outputs = student(images)
+    assert similarity_distance(outputs[:, 21:], tokens).sum() < 0.5 * before
+    assert cosine_distance(outputs[:, 16:21], features).mean() < 0.5
 
 
 def test_images_are_converted_for_a_teacher_that_sees_the_same_view():
@@ -199,6 +247,10 @@ def test_images_are_converted_for_a_teacher_that_sees_the_same_view():
         (
             {"teacher": Teacher(model=lambda x: x, preprocess=VIEW)},
             r"the teacher returned \(64, 1, 8, 8\) for 64 images",
+        ),
+        (
+            {"teacher": Teacher(model=lambda x: (x.flatten(1), x.flatten(1)), preprocess=VIEW)},
+            r"the teacher returned \(64, 64\) as feature maps of 64 images",
         ),
         (
             {"teacher": Teacher(model=lambda x: recognise(x) * math.inf, preprocess=VIEW)},

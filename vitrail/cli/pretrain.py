@@ -134,6 +134,11 @@ def print_quality(metrics: dict[str, Any], json: bool) -> None:
         linear, zero = (format_accuracy(one["linear"], one["interval"]) for one in (probe, random))
         print(f"linear probe {linear}; random weights {zero}")
         print(f"k-NN {probe['knn']:.1%}; random weights {random['knn']:.1%}")
+        for row in probe["trained"]:
+            print(
+                f"{row['fraction']:.0%} of the labels, {probe['steps']} steps: "
+                f"{row['accuracy']:.1%}; from scratch {row['scratch']:.1%}"
+            )
     if metrics["collapsed"]:
         print(f"warning: {metrics['collapsed']}")
     print(f"{metrics['steps']} steps in {metrics['seconds']:.0f} seconds")

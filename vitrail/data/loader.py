@@ -285,6 +285,14 @@ class Loader:
         loader.rank, loader.world_size = 0, 1
         return loader
 
+    def restrict(self, items: Items) -> "Loader":
+        """Returns a loader for one process that trains on these images only, without a teacher."""
+        loader = self.as_single_process()
+        loader.annotate, loader.progress = None, False
+        loader.batch = min(self.batch, len(items))
+        loader._items = {**self._items, "train": np.sort(items)}
+        return loader
+
     def _plan(self, start: int) -> Iterator[Task]:
         """Yields this rank's part of every batch from step `start` on."""
         items, steps = self._items["train"], self.steps

@@ -14,6 +14,7 @@ MINIMUM = {  # of each whole number
     "local_views": 0,
 }
 MAXIMUM = 100_000  # of each whole number
+MAX_REGIONS = 32  # their similarities are as many as the fourth power
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class PretrainConfig:
     crop: float = 0.2  # views: minimum area fraction of a crop at full resolution
     flip: float = 0.5  # views: probability of a horizontal flip
     colour: float = 0.4  # views: strength of brightness, contrast and saturation jitter
+    comparison: float = 0.05  # fraction of the time for trainings with labels, which measure it
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -45,7 +47,7 @@ class PretrainConfig:
                 raise UserError(
                     f"pretrain.{name} is {getattr(self, name)!r}; give a number between 0 and 1"
                 )
-        for name in ("flip", "colour"):
+        for name in ("flip", "colour", "comparison"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(
                     f"pretrain.{name} is {getattr(self, name)!r}; give a number from 0 to 1"
@@ -62,6 +64,7 @@ class TeacherConfig:
     weights: str = ""  # run, weight file or folder that the training learns from
     temperature: float = 4.0  # softens the answers of a teacher with the same classes
     features: int = 0  # width of the features of a teacher with other classes; 0: it answers
+    regions: int = 0  # per side of the image, whose tokens' similarities are learned; 0: none
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -70,3 +73,5 @@ class TeacherConfig:
             )
         if not 0 <= self.features <= MAXIMUM:
             raise UserError(f"teacher.features is {self.features!r}; give a number of features")
+        if not 0 <= self.regions <= MAX_REGIONS:
+            raise UserError(f"teacher.regions is {self.regions!r}; give 0 to {MAX_REGIONS}")

@@ -1,5 +1,6 @@
-"""Learning from a teacher: its softened answers, or its features through a projection."""
+"""Learning from a teacher: its softened answers, or its features and how similar its tokens are."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -10,6 +11,8 @@ from torch.nn import functional as F
 from vitrail.model.vit import ViT
 
 HARD_SHARE = 0.5  # of the loss that the labels have; the teacher's answers have the rest
+SHARPNESS = 10.0  # factor on cosines before a softmax: the most similar regions count most
+HIDDEN = -1e4  # logit of a region that is not compared; unlike -inf, a row of them stays finite
 # outputs, targets, label smoothing and class weights in; the loss summed over the images out
 Criterion = Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
 
@@ -18,18 +21,42 @@ class FeatureStudent(nn.Module):
     """A classifier whose features are also projected to those of a teacher.
 
     `forward` returns the logits, or without a head the features, and behind them the projected
-    ones. The projection is thrown away at the end.
+    ones; then, with `regions`, the similarities of the projected tokens. The projection is thrown
+    away at the end.
     """
 
-    def __init__(self, backbone: ViT, width: int):
+    def __init__(self, backbone: ViT, width: int, regions: int = 0):
         super().__init__()
-        self.backbone = backbone
+        self.backbone, self.regions = backbone, regions
         self.projection = nn.Linear(backbone.config.feature_width, width)
 
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         tokens = self.backbone.encode(images, keep)
-        features = self.projection(self.backbone.pool(tokens))
-        return torch.cat([self.backbone.classify(tokens), features], dim=1)
+        outputs = [self.backbone.classify(tokens), self.projection(self.backbone.pool(tokens))]
+        if self.regions:
+            patches = self.backbone.norm(tokens[:, self.backbone.config.prefix :])
+            grid = self.backbone.grid(images)
+            weight = self.projection.weight[
+                :, -patches.shape[-1] :
+            ]  # pool cls_avg: of the mean patch
+            x = F.linear(patches, weight, self.projection.bias)
+            outputs.append(region_similarities(x, grid, self.regions, keep))
+        return torch.cat(outputs, dim=1)
+
+
+def region_similarities(
+    patches: Tensor, grid: tuple[int, int], regions: int, keep: Tensor | None = None
+) -> Tensor:
+    """Cosines of the mean patches of `regions` x `regions` parts of an image: (B, regions^4).
+
+    The same regions have any number of patches, so that models with other patches compare. A
+    region without patches, of a coarse grid or with `keep`, has similarity 0, even to itself.
+    """
+    row, column = (torch.arange(side, device=patches.device) * regions // side for side in grid)
+    region = (row[:, None] * regions + column).flatten()  # of each patch
+    member = F.one_hot(region if keep is None else region[keep], regions**2)
+    x = F.normalize(member.mT.to(patches.dtype) @ patches, dim=-1)  # of sums, as of means
+    return (x @ x.mT).flatten(1)
 
 
 def distillation(classes: int, temperature: float) -> Criterion:
@@ -40,17 +67,17 @@ def distillation(classes: int, temperature: float) -> Criterion:
     return partial(answer_loss, classes=classes, temperature=temperature)
 
 
-def feature_distillation(classes: int) -> Criterion:
-    """Cross-entropy, and one minus the cosine of projected and teacher's features."""
-    return partial(feature_loss, classes=classes)
+def feature_distillation(classes: int, features: int) -> Criterion:
+    """Cross-entropy, and the distance of projected and teacher's features."""
+    return partial(feature_loss, classes=classes, features=features)
 
 
-def feature_copying(classes: int, width: int) -> Criterion:
-    """The loss of features alone: one minus their cosine.
+def feature_copying(classes: int, width: int, features: int) -> Criterion:
+    """The distance of features alone.
 
-    The targets are class probabilities, which are ignored, then the features of the teacher.
+    The targets are class probabilities, which are ignored, then what the teacher says.
     """
-    return partial(copy_loss, classes=classes, width=width)
+    return partial(copy_loss, classes=classes, width=width, features=features)
 
 
 def copy_loss(
@@ -61,8 +88,34 @@ def copy_loss(
     *,
     classes: int,
     width: int,
+    features: int,
 ) -> Tensor:
-    return cosine_distance(outputs[:, width:], targets[:, classes:]).sum()
+    return teacher_distance(outputs[:, width:], targets[:, classes:], features).sum()
+
+
+def teacher_distance(ours: Tensor, theirs: Tensor, features: int) -> Tensor:
+    """The distance of each image's features, and of the similarities behind them, if any."""
+    distance = cosine_distance(ours[:, :features], theirs[:, :features])
+    if ours.shape[1] > features:
+        distance = distance + similarity_distance(ours[:, features:], theirs[:, features:])
+    return distance
+
+
+def similarity_distance(ours: Tensor, theirs: Tensor) -> Tensor:
+    """How differently the regions of each image resemble each other, (B,).
+
+    The KL divergence between the similarities of a region to all others, as distributions; regions
+    that one of the models has no patches of are left out.
+    """
+    side = math.isqrt(ours.shape[1])
+    mine, other = (x.float().unflatten(1, (side, side)) for x in (ours, theirs))
+    seen = (mine.diagonal(dim1=1, dim2=2) > 0) & (other.diagonal(dim1=1, dim2=2) > 0)
+    itself = torch.eye(side, dtype=torch.bool, device=ours.device)
+    hidden = itself | ~(seen[:, :, None] & seen[:, None, :])
+    logs = [(SHARPNESS * x).masked_fill(hidden, HIDDEN).log_softmax(dim=-1) for x in (mine, other)]
+    divergence = F.kl_div(logs[0], logs[1], reduction="none", log_target=True).sum(dim=(1, 2))
+    distance: Tensor = divergence / seen.sum(dim=1).clamp(min=1)
+    return distance
 
 
 def cosine_distance(projected: Tensor, features: Tensor) -> Tensor:
@@ -94,9 +147,10 @@ def feature_loss(
     class_weights: Tensor | None,
     *,
     classes: int,
+    features: int,
 ) -> Tensor:
     hard = label_loss(outputs[:, :classes], targets[:, :classes], smoothing, class_weights)
-    return hard + cosine_distance(outputs[:, classes:], targets[:, classes:]).sum()
+    return hard + teacher_distance(outputs[:, classes:], targets[:, classes:], features).sum()
 
 
 def label_loss(

@@ -35,6 +35,7 @@ MANY_EPOCHS = 40  # from here on, a small model overfits without regularisation
 VERY_MANY_EPOCHS = 150  # from here on, mixup and cutmix pay off too
 SHORT_TRAINING = 15  # epochs below which patch dropout buys more steps than it costs accuracy
 LONG_SEQUENCE = 36  # patches from which half of them still show the image
+SCRATCH: dict[str, Any] = {"optimizer": "muon", "lr": 1e-2, "schedule": "linear"}
 WEIGHTED_IMBALANCE = 3  # largest over smallest class, above which the loss is weighted
 SAMPLED_IMBALANCE = 10  # above which rare classes are sampled more often instead
 
@@ -260,7 +261,7 @@ def choose_training(
 ) -> dict[str, Any]:
     """Optimizer, batch size, schedule and regularisation; appends to `reasons`."""
     batch = batch_size(summary)
-    train: dict[str, Any] = {"batch": batch, "optimizer": "muon", "lr": 1e-2, "schedule": "linear"}
+    train = {"batch": batch, **SCRATCH}
     why = f"at least {STEPS_PER_EPOCH} steps per epoch of {summary.images:,} images"
     if STEPS_PER_EPOCH * batch > summary.images:
         why = f"there are only {summary.images} images"

@@ -145,12 +145,13 @@ def set_criterion(learner: Learner, recipe: Recipe) -> None:
     if recipe.pretrain is not None:
         learner.criterion, learner.count_correct = sum_losses, count_nothing
         if recipe.pretrain.method == "teacher":
-            learner.criterion = feature_copying(classes, width)
+            assert recipe.teacher is not None
+            learner.criterion = feature_copying(classes, width, recipe.teacher.features)
     elif recipe.teacher is not None:
         learner.count_correct = partial(count_taught, classes=classes)
         learner.criterion = distillation(classes, recipe.teacher.temperature)
         if recipe.teacher.features:
-            learner.criterion = feature_distillation(classes)
+            learner.criterion = feature_distillation(classes, recipe.teacher.features)
 
 
 def wrap_backbone(model: ViT, recipe: Recipe) -> nn.Module:
@@ -163,7 +164,7 @@ def wrap_backbone(model: ViT, recipe: Recipe) -> nn.Module:
                 "a teacher with other classes teaches features, which frozen blocks cannot learn; "
                 "set `tune='all'`, or omit `teacher`"
             )
-        return FeatureStudent(model, recipe.teacher.features)
+        return FeatureStudent(model, recipe.teacher.features, recipe.teacher.regions)
     return model
 
 

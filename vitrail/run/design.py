@@ -380,6 +380,7 @@ def design_from_own(
         )
         assert loaded.preprocess is not None
         adapt_to_own_weights(choice, loaded.metadata, loaded.preprocess)
+        start_from_probe(choice, summary, loaded.model.config, request.minutes, device)
         choice.settings["weights"] = weights
         return choice
     raise UserError(
@@ -404,6 +405,24 @@ def adapt_to_own_weights(choice: auto.Choice, metadata: Metadata, preprocess: Pr
         f"recipe from scratch with learning rate {train['lr']:g} and layer decay {OWN_LAYER_DECAY}"
     )
     choice.reasons.append("preprocessing: that of the pretraining")
+
+
+def start_from_probe(
+    choice: auto.Choice,
+    summary: auto.DataSummary,
+    vit: ViTConfig,
+    minutes: float | None,
+    device: torch.device,
+) -> None:
+    """Lets the head start from a linear probe; from zeros it is slow on features so alike."""
+    seconds = None if minutes is None else 60 * minutes
+    budget = fine_tuning.Budget(seconds=seconds, speed=estimate_speed(vit, device))
+    if images := fine_tuning.probe_images(summary, budget):
+        choice.settings["train"]["probe"] = images
+        choice.reasons.append(
+            f"head: starts from a linear probe on the features of {images:,} images, not from "
+            f"zeros (Kumar et al., 2022)"
+        )
 
 
 def adopt_pixels(choice: auto.Choice, summary: auto.DataSummary, adapted: list[str]) -> None:

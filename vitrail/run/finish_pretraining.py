@@ -8,6 +8,7 @@ from vitrail import files
 from vitrail.data.loader import Loader
 from vitrail.model.vit import ViT
 from vitrail.run.drive import Driver
+from vitrail.run.fractions import compare_with_scratch, count_labelled_steps
 from vitrail.run.progress import Progress
 from vitrail.run.quality import (
     adapt_backbone,
@@ -75,7 +76,11 @@ def write_quality(
     metrics: dict[str, Any],
 ) -> dict[str, Any]:
     """Probes the features, then writes the model and the metrics, which mark the end."""
-    metrics = {**metrics, "probe": probe_backbone(recipe, backbone, loader)}
+    probe = probe_backbone(recipe, backbone, loader)
+    if probe is not None:
+        rows = compare_with_scratch(recipe, backbone, loader.as_single_process())
+        probe = {**probe, "steps": count_labelled_steps(recipe), "trained": rows}
+    metrics = {**metrics, "probe": probe}
     results = {"metrics": {name: metrics[name] for name in ("loss", "rank", "probe")}}
     environment = {"environment": predictions.describe_environment(), "best": None}
     save_model(folder / MODEL, backbone, {**metadata, **results, **environment})

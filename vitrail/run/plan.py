@@ -9,14 +9,19 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+import torch
+from torch import nn
+
 from vitrail.data.loader import Loader
 from vitrail.data.source import SPLITS, split_indices
 from vitrail.display.text import format_duration
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import compute_logits
 from vitrail.inference.calibrate import count_reference_images
+from vitrail.pretraining.objective import PatchFeatures, backbone_of
 from vitrail.run import auto
-from vitrail.run.quality import PROBE_IMAGES, PROBE_PASSES
+from vitrail.run.fractions import MEASURED, TRAININGS, step_cost_ratio
+from vitrail.run.quality import PROBE_IMAGES, PROBE_PASSES, can_probe
 from vitrail.run.recipe import Recipe
 from vitrail.run.terminal import Terminal
 from vitrail.training import loop
@@ -39,6 +44,7 @@ FORWARDS_PER_STEP = 3  # a training step costs about three forward passes
 class StepTiming:
     step: float  # seconds per training step, on average over the run
     image: float  # seconds to evaluate one image
+    features: float = 0.0  # seconds for the features of an image, without labels to learn from
 
 
 def plan_steps(
@@ -60,9 +66,7 @@ def plan_steps(
     ):  # else nobody reads the estimate
         seconds = trial_seconds(recipe.train, minutes)
         timing = measure_timing(recipe, loader, learner, seconds, world)
-    compared = count_reference_images(recipe.vit)
-    if recipe.pretrain is not None:
-        compared = PROBE_PASSES * PROBE_IMAGES
+    compared = count_reference_images(recipe.vit) if recipe.pretrain is None else 0
     decided = world.on_leader(
         lambda: decide_length(recipe, loader, timing, minutes, started, terminal, compared)
     )
@@ -89,9 +93,16 @@ def decide_length(
     # computed from counts, not from timing, so that the same command gives the same run
     cost = counts["val"] / (FORWARDS_PER_STEP * counts["train"])
     every = config.evaluate_every or max(1, math.ceil(cost / EVALUATION_SHARE))
-    step = timing.step + timing.image * counts["val"] / (every * loader.steps)
-    compared = min(compared, counts["train"] * (1 if recipe.pretrain is None else PROBE_PASSES))
-    final = timing.image * (counts["val"] + counts["test"] + compared) + RESULTS_SECONDS
+    image = timing.image + timing.features
+    step = timing.step + image * counts["val"] / (every * loader.steps)
+    final = image * (counts["val"] + counts["test"]) + RESULTS_SECONDS
+    final += timing.image * min(compared, counts["train"])
+    if recipe.pretrain is not None and can_probe(loader):
+        measured = min(PROBE_IMAGES, counts["train"]) + min(PROBE_IMAGES, counts["val"])
+        measured = PROBE_PASSES * measured + TRAININGS * min(MEASURED, counts["val"])
+        final += timing.features * measured
+        labelled = FORWARDS_PER_STEP * timing.features * config.batch  # seconds of a step
+        step += recipe.pretrain.comparison * step_cost_ratio(recipe) * labelled
     if minutes is not None:
         left = 60 * minutes - (time.monotonic() - started) - final
         steps = math.floor(left / step / SLOWDOWN)
@@ -134,7 +145,13 @@ def measure_timing(
         batches = ((batch.images, batch.targets) for batch in loader.training())
         short = seconds_per_step(trial, batches, dropped, patches, seconds, world)
         step = config.drop_until * short + (1 - config.drop_until) * full
-    return StepTiming(step=step, image=seconds_per_image(trial, loader) / world.size)
+    model = trial.eval_model
+    image = seconds_per_image(model, trial.dtype, loader) / world.size
+    features = 0.0
+    if recipe.pretrain is not None:
+        whole = PatchFeatures(backbone_of(model))
+        features = seconds_per_image(whole, trial.dtype, loader)
+    return StepTiming(step=step, image=image, features=features)
 
 
 def seconds_per_step(
@@ -155,13 +172,13 @@ def seconds_per_step(
     return mean_step_time(steps, seconds, stop)
 
 
-def seconds_per_image(learner: Learner, loader: Loader) -> float:
+def seconds_per_image(model: nn.Module, dtype: torch.dtype, loader: Loader) -> float:
     """From two batches of the training split, the only one that is never empty."""
     batches = list(islice(loader.evaluation("train"), 2))
     times = []
     for _ in range(2):
         start = time.perf_counter()
-        compute_logits(learner.eval_model, [(b.images, b.labels) for b in batches], learner.dtype)
+        compute_logits(model, [(b.images, b.labels) for b in batches], dtype)
         times.append(time.perf_counter() - start)
     return min(times) / sum(len(batch.labels) for batch in batches)
 

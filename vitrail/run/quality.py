@@ -16,7 +16,8 @@ from vitrail.heads.logistic import fit_logistic
 from vitrail.model.stem import BatchNorm
 from vitrail.model.vit import ViT
 from vitrail.pretraining.objective import PatchFeatures, backbone_of
-from vitrail.pretraining.teacher import cosine_distance
+from vitrail.pretraining.teacher import teacher_distance
+from vitrail.run.fractions import FRACTIONS, choose_fraction
 from vitrail.run.recipe import Recipe
 from vitrail.run.storage.predictions import predict_split, predict_split_distributed
 from vitrail.run.teacher import TeacherAnswers
@@ -26,7 +27,6 @@ from vitrail.training.learner import Learner
 PROBE_IMAGES = 10_000  # training images of the probe, at most
 PROBE_PASSES = 2  # forward passes over them: trained and random weights
 NEIGHBOURS = 10
-FRACTIONS = (0.01, 0.1, 1.0)  # of the labels that a probe is fitted on
 COLLAPSED_RANK = 1.5  # directions that the features use; fewer tell images hardly apart
 COLLAPSED_SPREAD = 1e-3  # relative standard deviation of the features
 NORM_BATCHES = 8  # whole images for the batch norms of a stem that has seen blanked ones
@@ -49,9 +49,9 @@ def evaluate_pretraining(
     """
     assert recipe.pretrain is not None
     model, width = learner.eval_model, recipe.vit.width
-    taught = recipe.pretrain.method == "teacher"
+    teacher = recipe.teacher if recipe.pretrain.method == "teacher" else None
     own = recipe.vit.feature_width  # of the student, in front of its projected features
-    columns = own + recipe.teacher.features if taught and recipe.teacher else 1
+    columns = 1 if teacher is None else own + teacher.features + teacher.regions**4
     losses = predict_split_distributed(model, loader, "val", learner.dtype, world, columns)
     extractor = PatchFeatures(backbone)
     found = predict_split_distributed(extractor, loader, "val", learner.dtype, world, width)
@@ -59,9 +59,10 @@ def evaluate_pretraining(
     def score() -> dict[str, Any]:
         assert losses is not None and found is not None  # the leader has them
         x, loss = found.logits, losses.logits
-        if taught:
+        if teacher is not None:
             assert isinstance(loader.annotate, TeacherAnswers)
-            loss = cosine_distance(loss[:, own:], loader.annotate.validation(losses.items))
+            answers = loader.annotate.validation(losses.items)
+            loss = teacher_distance(loss[:, own:], answers, teacher.features)
         scores = {"val_loss": float(loss.mean()), "val_rank": effective_rank(x)}
         scores["val_spread"] = relative_spread(x)
         if can_probe(loader) and len(x) > NEIGHBOURS:
@@ -169,13 +170,3 @@ def extract_features(backbone: ViT, loader: Loader, split: Any) -> Features:
     """Mean patches of up to `PROBE_IMAGES` images of a split, without augmentation."""
     found = predict_split(PatchFeatures(backbone), loader, split, torch.float32, PROBE_IMAGES)
     return Features(x=found.logits, labels=found.labels)
-
-
-def choose_fraction(labels: Tensor, fraction: float) -> Tensor:
-    """Rows of this fraction of every class, at least one of each, spread over the data."""
-    chosen = []
-    for label in labels.unique().tolist():
-        rows = (labels == label).nonzero()[:, 0]
-        wanted = max(1, round(fraction * len(rows)))
-        chosen.append(rows[torch.linspace(0, len(rows) - 1, wanted).round().long()])
-    return torch.cat(chosen).sort().values

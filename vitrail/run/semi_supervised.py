@@ -56,7 +56,7 @@ def pretrain_first(
         model=request.model or request.settings.get("model"),
         minutes=minutes,
         epochs=request.epochs,
-        settings={**settings, "train": train, "data": data},
+        settings={**settings, "train": train, "data": data, "pretrain": {"comparison": 0.0}},
         seed=request.seed,
         out=None if out is None else out.with_name(f"{out.name}-pre"),
         device=request.device,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,13 +26,15 @@ from vitrail.evaluation.metrics import fit_temperature
 from vitrail.heads.features import hash_weights, read_feature_cache, write_feature_cache
 from vitrail.model.vit import ViT
 from vitrail.pretraining.config import TeacherConfig
+from vitrail.pretraining.teacher import region_similarities
 from vitrail.run.recipe import locate_weights
 from vitrail.training.distributed import World
 from vitrail.zoo.load import load_weights
 
 SOFTENING = 4.0  # temperature of the answers, times the one that calibrates them
-CACHE_VERSION = 1  # part of every cache key
+CACHE_VERSION = 2  # part of every cache key
 BATCH = 64
+REGIONS = 4  # per side of an image, whose tokens are compared: 256 numbers, not all tokens, cached
 TIMM = "timm:"  # in front of the name of a teacher from timm
 CALLABLE = "callable:"  # in a recipe: a teacher that was given in Python, by the key of its answers
 
@@ -40,8 +43,9 @@ CALLABLE = "callable:"  # in a recipe: a teacher that was given in Python, by th
 class Teacher:
     """Any model as a teacher, with the preprocessing that it expects.
 
-    `model` maps normalised images (B, C, H, W) to logits, one for each of `classes`, or without
-    classes to features (B, D).
+    `model` maps normalised images (B, C, H, W) to logits, one for each of `classes`; or without
+    classes to features (B, D), or to a pair of them and a feature map (B, D', rows, columns), whose
+    similarities are learned too.
 
     >>> import torch
     >>> teacher = vitrail.Teacher(
@@ -54,7 +58,7 @@ class Teacher:
     1
     """
 
-    model: Callable[[Tensor], Tensor]
+    model: Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]
     preprocess: Preprocess | Mapping[str, Any]
     classes: Sequence[str] | None = None
     name: str = ""  # where it was loaded from; empty: given in Python
@@ -110,18 +114,38 @@ def load_timm_teacher(name: str) -> Teacher:
         std=config["std"],
         channels=config["input_size"][0],
     )
-    return Teacher(model=model.eval(), preprocess=preprocess, name=name)
+    return Teacher(model=TimmFeatures(model.eval()), preprocess=preprocess, name=name)
+
+
+class TimmFeatures(torch.nn.Module):
+    """What the head of a model of timm reads, and the feature map behind it, if it has one."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = self.model.forward_features(images)
+        features: Tensor = self.model.forward_head(x, pre_logits=True)
+        if x.ndim == 3:  # tokens of a square grid, as for all square images
+            x = x[:, getattr(self.model, "num_prefix_tokens", 0) :].mT
+            side = math.isqrt(x.shape[-1])
+            return (features, x.unflatten(2, (side, side))) if side**2 == x.shape[-1] else features
+        channels_last = x.ndim == 4 and getattr(self.model, "output_fmt", "") == "NHWC"
+        return features, x.permute(0, 3, 1, 2) if channels_last else x
 
 
 class PooledFeatures(torch.nn.Module):
-    """What the head of a ViT reads."""
+    """What the head of a ViT reads, and its patch tokens as a feature map."""
 
     def __init__(self, backbone: ViT):
         super().__init__()
         self.backbone = backbone
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.backbone.pool(self.backbone.encode(images))
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, grid = self.backbone.encode(images), self.backbone.grid(images)
+        patches = self.backbone.norm(tokens[:, self.backbone.config.prefix :])
+        return self.backbone.pool(tokens), patches.mT.unflatten(2, grid)
 
 
 def check_teacher(teacher: Teacher, source: Source) -> None:
@@ -145,7 +169,9 @@ def describe_teacher(teacher: Teacher, source: Source, loader: Loader) -> Teache
     found = compute_answers(teacher, source, key, loader.progress)
     name = teacher.name or f"{CALLABLE}{key}"
     if teacher.classes is None:
-        return TeacherConfig(weights=name, features=found["answers"].shape[2])
+        regions = int(found["regions"])
+        features = found["answers"].shape[2] - regions**4
+        return TeacherConfig(weights=name, features=features, regions=regions)
     val = torch.from_numpy(found["val"])
     labels = torch.from_numpy(source.labels[found["val_items"]])
     softened = SOFTENING * (fit_temperature(val, labels) if len(val) else 1.0)
@@ -199,7 +225,7 @@ def watch_views(teacher: Teacher, loader: Loader) -> Callable[[Batch], Tensor]:
 
     def annotate(batch: Batch) -> Tensor:
         x = convert_images(batch.images, ours, theirs)
-        answers = order_classes(ask(teacher, x), teacher, loader.source)
+        answers = order_classes(ask(teacher, x)[0], teacher, loader.source)
         return answers.to(batch.images.device)
 
     return annotate
@@ -257,7 +283,7 @@ def answers_key(teacher: Teacher, source: Source) -> str:
     else:
         loader = teacher_loader(teacher, source, progress=False)
         first = next(loader.evaluation("train", BATCH, limit=BATCH)).images
-        checksum.update(ask(teacher, first).numpy().tobytes())
+        checksum.update(ask(teacher, first)[0].numpy().tobytes())
     for split in ("train", "val"):
         checksum.update(hash_items(source, split_indices(source, split), progress=False).tobytes())
     return checksum.hexdigest()
@@ -282,17 +308,18 @@ def compute_answers(
     count = len(loader.rank_items("train"))
     with progress_bar("asking the teacher", count, show=progress) as advance:
         for batch in loader.evaluation("train", BATCH):
-            views = [ask(teacher, x) for x in (batch.images, batch.images.flip(-1))]
+            views = [ask(teacher, x)[0] for x in (batch.images, batch.images.flip(-1))]
             rows.append(order_classes(torch.stack(views, dim=1), teacher, source))
             items.append(batch.items)
             advance(len(batch.items))
-    val = [ask(teacher, batch.images) for batch in loader.evaluation("val", BATCH)]
-    width = rows[0].shape[-1]
+    val = [ask(teacher, batch.images)[0] for batch in loader.evaluation("val", BATCH)]
+    width, (_, regions) = rows[0].shape[-1], ask(teacher, batch.images)
     found: dict[str, NDArray[Any]] = {
         "answers": torch.cat(rows).half().numpy(),
         "items": np.concatenate(items),
         "val": order_classes(torch.cat([*val, torch.zeros(0, width)]), teacher, source).numpy(),
         "val_items": loader.rank_items("val"),
+        "regions": np.array(regions),
     }
     write_feature_cache(answers_path(key), found)
     return found
@@ -307,9 +334,14 @@ def order_classes(answers: Tensor, teacher: Teacher, source: Source) -> Tensor:
 
 
 @torch.inference_mode()
-def ask(teacher: Teacher, images: Tensor) -> Tensor:
-    """What the teacher returns for a batch, checked."""
-    answers = teacher.model(images)
+def ask(teacher: Teacher, images: Tensor) -> tuple[Tensor, int]:
+    """What the teacher says to a batch, checked, and the regions per side that it compares.
+
+    Logits; or features and behind them, with a feature map, the similarities of its regions.
+    """
+    answers, maps = teacher.model(images), None
+    if isinstance(answers, tuple) and len(answers) == 2 and teacher.classes is None:
+        answers, maps = answers
     wanted = len(teacher.classes) if teacher.classes is not None else None
     if (
         not isinstance(answers, Tensor)
@@ -325,6 +357,21 @@ def ask(teacher: Teacher, images: Tensor) -> Tensor:
             else f"the teacher returned {came} for {len(images)} images; it must return features, "
             f"one row for each image"
         )
+    answers = answers.float()
+    if maps is not None:
+        answers = torch.cat([answers, compare_regions(maps, len(images))], dim=1)
     if not answers.isfinite().all():
         raise UserError("the teacher returned NaN or infinity; use another one")
-    return answers.float().cpu()
+    return answers.cpu(), 0 if maps is None else REGIONS
+
+
+def compare_regions(maps: Any, images: int) -> Tensor:
+    """The similarities of the regions in feature maps (B, D, rows, columns), one row each."""
+    if not isinstance(maps, Tensor) or maps.ndim != 4 or len(maps) != images:
+        came = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
+        raise UserError(
+            f"the teacher returned {came} as feature maps of {images} images; it must return "
+            f"(images, channels, rows, columns)"
+        )
+    grid = maps.shape[2], maps.shape[3]
+    return region_similarities(maps.float().flatten(2).mT, grid, REGIONS)

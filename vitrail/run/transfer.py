@@ -111,8 +111,10 @@ def expect_accuracy(
     expected = start_from_features(recipe, learner, loader)
     if expected is None:
         return None
+    published = recipe.train.optimizer == "adamw"  # after a pretraining on the same images, muon
     gain = USUAL_GAIN if expected.accuracy < NEARLY_ALL else SMALL_GAIN
-    terminal.print(f"expect: {expected}" + ("" if recipe.tune == "head" else f"; {gain}"))
+    shown = f"; {gain}" if published and recipe.tune != "head" else ""
+    terminal.print(f"expect: {expected}{shown}")
     return expected.to_dict()
 
 

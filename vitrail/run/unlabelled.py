@@ -118,7 +118,7 @@ def choose_method(
     chosen = PretrainConfig(
         mask=0.75 if vit.patches >= FEW_PATCHES else 0.6,
         decoder_depth=1 if vit.patches <= LONG_SEQUENCE else 4,
-        decoder_width=width if vit.patches <= LONG_SEQUENCE else max(width, 192),
+        decoder_width=width if vit.patches <= LONG_SEQUENCE else max(width, 128),
         normalise=vit.patch >= LARGE_PATCH,
     )
     stem = "" if vit.stem == "patch" else ", blanked before the convolutions of the stem"

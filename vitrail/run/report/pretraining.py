@@ -228,6 +228,17 @@ def summarise_probe(record: Record) -> dict[str, Any] | None:
             }
             for row, zero in zip(probe["fractions"], random["fractions"], strict=True)
         ],
+        "steps": format_count(probe["steps"], "step"),
+        "trained": [
+            {
+                "fraction": f"{row['fraction']:.0%}".replace("%", " %"),
+                "labels": f"{row['labels']:,}",
+                "pretrained": format_percent(row["accuracy"]),
+                "share": 100 * row["accuracy"],
+                "scratch": format_percent(row["scratch"]),
+            }
+            for row in probe["trained"]
+        ],
     }
 
 
