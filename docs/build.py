@@ -30,7 +30,7 @@ NAVIGATION = {  # pages by section, in order; a page that is not named here ends
     ],
     "Book": [
         *("index", "before-you-start", "how-it-works", "sixty-lines", "how-it-learns"),
-        *("what-it-sees", "paper-figures", "how-sure", "into-the-world"),
+        *("learning-without-labels", "what-it-sees", "paper-figures", "how-sure", "into-the-world"),
         *("what-can-happen", "teaching"),
     ],
     "Reference": ["settings", "api", "benchmarks"],
@@ -39,6 +39,7 @@ FOLDERS = {"Guides": "", "Book": "book", "Reference": "reference"}
 SHIM = "https://unpkg.com/iframe-worker/shim"  # makes the search work without a server
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\w$\\])\$([^$\n]+?)\$(?![\w$])", re.DOTALL)
+CAPTION = re.compile(r"^(!\[[^\n]*\)\n\n\*(?:[^\n]|\n(?!\n))*\*)$", re.MULTILINE)  # below a picture
 LINK = re.compile(r"(?P<start>!?\[[^\]]*\]\()(?P<target>[^)\s]+)(?P<end>\))")
 
 
@@ -90,6 +91,7 @@ def convert_page(text: str, path: Path, sources: set[Path]) -> str:
     text = re.sub(r"^<!-- (include|not run|test)[^>]*-->\n", "\n", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=[^\n])\n(?=```\w)", "\n\n", text)  # GitHub needs no empty line
     text = text.replace("<details>", '<details markdown="1">')
+    text = CAPTION.sub(r"\1\n{: .caption }", text)
     parts = CODE.split(text)
     parts[::2] = [MATH.sub(format_math, part) for part in parts[::2]]
     return LINK.sub(lambda match: redirect_link(match, path, sources), "".join(parts))

@@ -23,6 +23,8 @@ BENCHMARKS = {  # a file in bench/results: its title
     "start-up": "Start-up",
     "start": "Time to the first step",
     "accuracy": "Accuracy after the same time",
+    "engines": "Engines",
+    "serve": "Serving",
     "knn": "Nearest neighbours",
 }
 SECTION_TITLES = {
@@ -30,6 +32,8 @@ SECTION_TITLES = {
     "train": "Training",
     "data": "Data",
     "preprocess": "Preprocessing",
+    "pretrain": "Pretraining",
+    "teacher": "Teacher",
     "data.augment": "Augmentation",
     "data.columns": "Columns of a table",
 }

@@ -170,7 +170,10 @@ def test_unsafe_code_would_be_seen(source):
 
 # ---- words
 
-WORDY = ("vitrail/**/*.py", "vitrail/**/*.html", "vitrail/**/*.js", "bench/*.py", "book/*")
+WORDY = (
+    *("vitrail/**/*.py", "vitrail/**/*.html", "vitrail/**/*.js"),
+    *("bench/*.py", "book/*", "docs/*.md"),
+)
 TEXTS = sorted(
     path
     for pattern in WORDY
@@ -512,6 +515,15 @@ def test_python_in_readme_runs(tmp_path, monkeypatch):
 def test_shell_in_readme_parses():
     for block in blocks("sh"):
         subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+
+
+def test_every_document_has_the_version_of_the_package():
+    newest = re.search(
+        r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), re.M
+    )
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert newest and newest[1] == vitrail.__version__
+    assert f"version: {newest[1]}\ndate-released: {newest[2]}\n" in citation
 
 
 def test_ci_runs_the_command_that_readme_names():

@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.zoo.models import models as models
     from vitrail.zoo.presets import preset as preset
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for torch
     "Backbone": "vitrail.inference.backbone",

@@ -57,6 +57,16 @@ def test_code_is_left_alone():
     assert build.convert_page(text, page, set()) == text
 
 
+def test_a_caption_below_a_picture_has_its_style():
+    page = build.ROOT / "docs" / "index.md"
+    picture = "![x](../book/figures/gallery.jpg)\n\n"
+    caption = "*Ten photos, and\n*every* number.*"
+    assert build.convert_page(f"{picture}{caption}\n\nx\n", page, set()) == (
+        f"![x](book/figures/gallery.jpg)\n\n{caption}\n{{: .caption }}\n\nx\n"
+    )
+    assert "caption" not in build.convert_page(f"{picture}It draws *x* here.\n", page, set())
+
+
 def test_a_link_to_a_source_file_leads_to_its_page():
     sources = set()
     page = build.ROOT / "book" / "how-it-works.md"

@@ -1,4 +1,4 @@
-"""`vitrail pretrain`: teaches a backbone by images without labels."""
+"""`vitrail pretrain`: pretrains a backbone on images without labels."""
 
 import json as as_json
 from pathlib import Path
@@ -88,8 +88,7 @@ def pretrain(
     trains a classifier from it. Test images are never read.
 
     Args:
-        method: rebuild hidden patches (masked), or make crops of an image agree (views), which is
-            slower but has better features as they are (default: masked)
+        method: reconstruct hidden patches (masked), or make crops agree (views) (default: masked)
         teacher: run, weights or timm:NAME whose features are copied, instead of a method
         minutes: total time, including the final measurements; sets the number of steps
         epochs: passes over the training images, instead of --minutes

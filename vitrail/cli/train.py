@@ -88,10 +88,8 @@ def train(
     Chooses a recipe from the data and explains it, trains, and writes a run folder with a report.
 
     Args:
-        teacher: run, weights or timm:NAME to learn from: its answers if it has the same classes,
-            else its features; its time counts
-        labels_only: fraction of the training images whose labels are used; with --from auto, small
-            images are first pretrained on without labels, for half of the time
+        teacher: run, weights or timm:NAME to learn from: its answers, or features if classes differ
+        labels_only: fraction of the training labels to use; small images: pretrains on all first
         minutes: total time, including evaluation and report; sets the number of steps
         epochs: passes over the training images, instead of --minutes
         seed: random seed of initialisation, data order, augmentation and dropout (default: 0)

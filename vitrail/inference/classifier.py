@@ -382,7 +382,7 @@ class Classifier:
         """Writes the model for another runtime, proved equal to PyTorch before the file exists.
 
         The same images go through both: those of `data`, else the validation images of the run,
-        else generated ones. A proof card lies beside the file, as JSON and as a page.
+        else generated ones. A proof card is written beside the file, as JSON and as a page.
 
         Args:
             out: file to write, for triton a folder; by default the name of the model, here

@@ -21,7 +21,7 @@ MAX_REGIONS = 32  # their similarities are as many as the fourth power
 class PretrainConfig:
     method: Method = "masked"  # rebuild hidden patches (MAE), agree on views (LeJEPA), or a teacher
     mask: float = 0.75  # masked: fraction of the patches that is hidden
-    decoder_depth: int = 1  # masked: blocks of the decoder, which is thrown away at the end
+    decoder_depth: int = 1  # masked: blocks of the decoder, discarded at the end
     decoder_width: int = 128  # masked: width of the decoder's tokens
     normalise: bool = False  # masked: targets with mean 0 and variance 1 in each patch
     views: int = 4  # views: random crops of each image at full resolution

@@ -104,11 +104,11 @@ def train(
         tensorboard: also write TensorBoard events to the run folder.
         quiet: print nothing.
         timeout: seconds that the processes of a torchrun wait for each other.
-        labels_only: fraction of the training images whose labels are used. With `weights` "auto",
-            small images are then first pretrained on without labels, for half of the time.
+        labels_only: fraction of the training images whose labels are used. With `weights` "auto", a
+            model for small images is first pretrained on all of them, for half of the time.
         teacher: run, weight file or folder, or `vitrail.Teacher` to learn from: its answers if it
-            has the same classes, else its features. On a CPU it is asked once about each image and
-            its mirror image, within the `minutes`.
+            has the same classes, else its features. On a CPU it predicts each image and its mirror
+            image once, within the `minutes`.
         on_epoch: called after each evaluation with its line of log.jsonl and the total `steps`.
         started: reading of `time.monotonic()` from which `minutes` count; by default this call.
 

@@ -127,7 +127,7 @@ def choose_method(
         f"method masked: {chosen.mask:.0%} of the patches are hidden{stem}, and their pixels, "
         f"{target}, rebuilt (MAE)",
         f"decoder: {chosen.decoder_depth} block{'s' * (chosen.decoder_depth > 1)} of width "
-        f"{chosen.decoder_width}, thrown away at the end",
+        f"{chosen.decoder_width}, discarded at the end",
     ]
     return settings_to_dict(chosen), why
 
