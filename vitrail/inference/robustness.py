@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail import __version__, files
+from vitrail.arguments import check_arguments
+from vitrail.data.config import CorruptionScope
 from vitrail.data.corruptions import COMMON, CORRUPTIONS, STRENGTHS, corrupt_image
 from vitrail.data.image import load_image
 from vitrail.data.preprocess import normalise, resize_and_crop
@@ -21,8 +23,6 @@ from vitrail.display.progress import progress_bar
 from vitrail.display.text import format_percent, printable
 from vitrail.errors import UserError
 from vitrail.inference.predictor import BATCH, Predictor
-
-CorruptionScope = Literal["quick", "full"]
 
 QUICK_IMAGES, QUICK_STRENGTHS = 100, (2, 4)  # of the scope "quick"
 FULL_IMAGES = 1000  # at most, of the scope "full"
@@ -59,6 +59,7 @@ class Robustness:
             lines.append(f"  {name.replace('_', ' '):<20} {cells}")
         return "\n".join(lines)
 
+    @check_arguments
     def save(self, path: str | Path) -> Path:
         """Writes the page: one HTML file with table, curves and pictures that works offline."""
         target = files.expand_user(path)
