@@ -88,6 +88,19 @@ def test_arguments_are_explicit_and_annotated(name):
     assert signature.return_annotation not in (signature.empty, "Any", "typing.Any")
 
 
+MODEL_CODE = "ViT."  # the lesson checks its tensors itself; `tests/test_attacks.py` has examples
+RAISES = ("EngineClassifier.explain", "EngineClassifier.export")  # whatever the arguments are
+SCIKIT_LEARN = ("ViTClassifier.", "ViTFeatures.")  # `X` and `y` have checks of their own
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_arguments_are_checked_at_the_door(name):
+    function = CALLABLES[name]
+    plain = inspect.signature(function).parameters.keys() <= {"self"}
+    if not plain and not name.startswith((MODEL_CODE, *SCIKIT_LEARN)) and name not in RAISES:
+        assert function.__wrapped__.__code__ is not function.__code__
+
+
 @pytest.mark.parametrize("name", ["Classifier", "FeatureClassifier"])
 def test_type_checkers_see_what_predict_returns(name):
     overloads = typing.get_overloads(getattr(vitrail, name).predict)

@@ -10,12 +10,14 @@ import tarfile
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import vitrail
+from vitrail.arguments import suits
 from vitrail.data.reading import cache
 from vitrail.data.sources import index_cache
 from vitrail.data.sources.shards import build_index
@@ -256,11 +258,14 @@ def test_figures_do_not_need_the_latex_of_a_matplotlibrc():
 # ---- Python arguments
 
 
+def network():
+    return vitrail.ViT(vitrail.ViTConfig(image=8, patch=4, width=8, depth=1, heads=1, classes=2))
+
+
 def classifier():
     from vitrail.data.config import Preprocess
 
-    config = vitrail.ViTConfig(image=8, patch=4, width=8, depth=1, heads=1, classes=2)
-    return vitrail.Classifier(vitrail.ViT(config), ["a", "b"], Preprocess(size=8), device="cpu")
+    return vitrail.Classifier(network(), ["a", "b"], Preprocess(size=8), device="cpu")
 
 
 BLACK = np.zeros((8, 8, 3), np.uint8)
@@ -290,6 +295,28 @@ CALLS = {
     "a backbone of a number": (lambda: vitrail.load_backbone(5), "`path`"),
     "a client of a number": (lambda: vitrail.client(5), "`url`"),
     "an unknown keyword": (lambda: vitrail.train("digits", epoch=3), "epoch"),
+    "attention of a number": (lambda: vitrail.attention(5, 5), "`model`"),
+    "attention in a number": (lambda: vitrail.attention(network(), 5), "`images`"),
+    "forward of a number": (lambda: network()(5), "`x`"),
+    "blocks is a string": (lambda: network().block_indices("0"), "`blocks`"),
+    "a model of a number": (lambda: vitrail.Classifier(5, ["a"], {}), "`model`"),
+    "a name as a model": (lambda: vitrail.Classifier("x", ["a"], {}), "`model`"),
+    "predict each of a number": (lambda: classifier().predict_each(5), "`images`"),
+    "predict each of a path": (lambda: classifier().predict_each("a.png"), "`images`"),
+    "views is a string": (lambda: classifier().with_views("2"), "`views`"),
+    "layers of strings": (lambda: classifier().explain(BLACK, layers=["a"]), "`layers`"),
+    "split is a list": (lambda: classifier().evaluate("digits", split=[]), "`split`"),
+    "an object as data": (lambda: classifier().evaluate(object()), "`data`"),
+    "engine is an array": (lambda: vitrail.load("x", engine=BLACK), "`engine`"),
+    "no kinds": (lambda: vitrail.compare_heads("x", "digits", kinds=[]), "`kinds`"),
+    "settings by numbers": (lambda: vitrail.train("digits", settings={5: 5}), "`settings`"),
+    "on_epoch is a number": (lambda: vitrail.train("digits", on_epoch=5), "`on_epoch`"),
+    "serve a number": (lambda: vitrail.serve(5), "`model`"),
+    "serve on many processes": (lambda: vitrail.serve("x", workers=10**30), "`workers`"),
+    "NUL in a path": (lambda: vitrail.load("a\0b"), "`path`.*NUL"),
+    "NUL in the path of an image": (lambda: classifier().predict("a\0b"), "NUL"),
+    "half a character in a path": (lambda: vitrail.open_data("\ud800"), "`data`.*half"),
+    "a name of 5,000 characters": (lambda: vitrail.compare("x" * 5000, "y"), "`runs`.*too long"),
     "an image of 0 x 0": (lambda: classifier().predict(Image.new("RGB", (0, 0))), "0 x 0"),
 }
 
@@ -306,6 +333,15 @@ def test_numbers_of_numpy_are_numbers():
     assert len(one.predict(BLACK, top=np.int64(1)).top) == 1
     with pytest.raises(UserError, match="no such class"):
         one.index(np.int64(7))
+    config = vitrail.preset("S/16", image=np.int64(32), eps=np.float32(0.5))
+    assert (type(config.image), type(config.eps)) == (int, float)
+    assert vitrail.ViTConfig(image=(np.int64(32), 48)).image == (32, 48)
+    assert network().block_indices(np.array([0])) == [0]
+
+
+def test_a_compiled_model_is_a_model():
+    assert suits(SimpleNamespace(_orig_mod=network()), vitrail.ViT)  # as torch.compile wraps it
+    assert not suits(SimpleNamespace(), vitrail.ViT)
 
 
 # ---- signals

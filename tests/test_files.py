@@ -31,6 +31,13 @@ def test_a_failure_leaves_the_old_file_and_no_temporary(tmp_path):
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+def test_a_pipe_or_device_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="not a regular file"):
+        write_file(tmp_path / "pipe", b"page")
+    assert (tmp_path / "pipe").is_fifo() and os.listdir(tmp_path) == ["pipe"]
+
+
 def test_a_folder_appears_only_when_it_is_complete(tmp_path):
     with atomic_write(tmp_path / "folder") as temporary:
         temporary.mkdir()

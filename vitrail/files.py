@@ -48,10 +48,11 @@ def write_file(path: str | Path, data: bytes | str) -> None:
 def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path for a file or folder that becomes `path` if the block succeeds.
 
-    A file replaces an existing one. A folder must be new: no system replaces a folder that holds
-    files.
+    A file replaces an existing one, but never a device or pipe. A folder must be new: no system
+    replaces a folder that holds files.
     """
     path = Path(path)
+    check_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name[:PREFIX_LENGTH]}."
     scratch = Path(tempfile.mkdtemp(prefix=prefix, suffix=".tmp", dir=path.parent))
@@ -81,7 +82,8 @@ def read_regular(path: str | Path, limit: int = MAX_TEXT) -> bytes:
 def check_regular(path: Path) -> None:
     """Raises for pipes and devices, which would block or never end; a missing file is not checked.
 
-    For files that other libraries open, or that are too large for `read_regular`.
+    For files that other libraries open or that are too large for `read_regular`, and for those
+    that are written: a rename would replace /dev/null by a regular file.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise UserError(f"{path} is not a regular file; give a file or folder")
@@ -115,8 +117,10 @@ def expand_user(path: str | Path) -> Path:
 
 
 def check_utf8_name(path: str | Path) -> None:
-    """Raises if the path is not valid UTF-8, which recipes and safetensors cannot store."""
+    """Raises if the path is not valid UTF-8, which recipes and safetensors cannot store, or NUL."""
     name = str(path)
+    if "\0" in name:
+        raise UserError(f"{name!r:.60} contains a NUL character; no path can")
     if name != name.encode(errors="replace").decode():
         raise UserError(f"{name!r} is not valid UTF-8; rename it, or choose another")
 

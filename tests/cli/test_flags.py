@@ -64,8 +64,8 @@ def test_help_names_exactly_the_settings_that_are_chosen_from_the_data():
 
 def test_choices_are_those_of_the_python_functions():
     from vitrail.cli import convert, evaluate, head
+    from vitrail.data.source import EvaluationSplit
     from vitrail.heads.features import FeatureKind
-    from vitrail.inference.labelled_data import EvaluationSplit
     from vitrail.zoo.convert import Target
 
     for verb, name, choices in (

@@ -14,6 +14,8 @@ Policy = Literal["none", "trivial", "rand"]
 Interpolation = Literal["bilinear", "bicubic"]
 PixelType = Literal["uint8", "uint16", "float32"]
 LabelKind = Literal["single", "multi", "partial", "none"]
+MAX_WORKERS = 1000  # processes; larger numbers are mistakes
+CorruptionScope = Literal["quick", "full"]  # how many images and strengths are evaluated
 
 # Mean and standard deviation of red, green and blue that published weights expect.
 NORMALISATIONS = {
@@ -180,9 +182,9 @@ class DataConfig:
             raise UserError(f"labelled is {self.labelled!r}; give a fraction above 0, at most 1")
         if self.train_size is not None and not self.train_size > 0:
             raise UserError(f"train_size is {self.train_size}; give a number of pixels above 0")
-        for name in ("workers", "cache_gb", "disk_gb"):
+        for name, most in (("workers", MAX_WORKERS), ("cache_gb", 1e9), ("disk_gb", 1e9)):
             number = getattr(self, name)
-            if number is not None and not 0 <= number <= 1e9:
-                raise UserError(f"{name} is {number}; give a number from 0 to 1e9")
+            if number is not None and not 0 <= number <= most:
+                raise UserError(f"{name} is {number}; give a number from 0 to {most:g}")
         if self.workers is not None and not isinstance(self.workers, int):
             raise UserError(f"workers is {self.workers}; give a whole number of at least 0")

@@ -13,6 +13,7 @@ from vitrail.data.config import LabelKind
 from vitrail.data.reading.contents import expect_reads
 
 Split = Literal["train", "val", "test"]
+EvaluationSplit = Literal["train", "val", "test", "all"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 UNLABELLED = "unlabelled"  # the only class of a data set without labels
 SAMPLE_SIZE = 64  # images whose median size and usual channels decide on the recipe

@@ -78,6 +78,7 @@ class Chart:
     x: str  # label of the horizontal axis
     y: str  # label of the vertical axis
     percent: bool = False  # y is a fraction from 0 to 1, shown in percent
+    whole: bool = False  # x has ticks at whole numbers only
     marks: Sequence[Mark] = field(default_factory=tuple)
 
 
@@ -107,6 +108,8 @@ def draw_curves(chart: Chart, size: tuple[float, float] = (5.6, 3.3)) -> Figure:
         axes.set_ylim(max(0.0, low), min(1.0, high) + 0.02 * (high - low))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     style_axes(axes, chart.x, chart.y)
+    if chart.whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     label_curve_ends(axes, [curve for curve in chart.curves if curve.label and len(curve.x)])
     return figure
 

@@ -21,6 +21,7 @@ ODD_FEATURES = "odd_features"  # the output that tells odd images
 MAX_REASON = 200  # characters of another library's message that an error repeats
 ENGINE_SUFFIXES = (".onnx", ".xml")  # of the files that engines run
 
+EngineName = Literal["auto", "torch", "onnxruntime", "openvino"]
 PixelKind = Literal["float32", "uint8"]
 Arrays = dict[str, NDArray[np.float32]]
 

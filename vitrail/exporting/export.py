@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from vitrail.errors import UserError
 from vitrail.exporting.card import render_proof
 from vitrail.exporting.engine import Engine, PixelKind
 from vitrail.exporting.equalize import equalize_channels
-from vitrail.exporting.formats import FORMATS
+from vitrail.exporting.formats import FORMATS, FormatName
 from vitrail.exporting.graph import ExportGraph, GraphOptions, prepare_model
 from vitrail.exporting.packages import import_package
 from vitrail.exporting.proof import (
@@ -37,7 +37,6 @@ from vitrail.exporting.triton import check_model_name, write_repository
 from vitrail.exporting.writers import OnnxWriter, OpenVinoWriter, Writer, build_writer
 from vitrail.model.vit import ViT
 
-FormatName = Literal["onnx", "openvino", "torch", "triton"]
 METADATA_FORMAT = 1  # of the JSON in the file, as in model.safetensors
 MOST_LOST = 0.5  # percentage points of accuracy that int8 may lose
 TIMING_ROUNDS, TIMING_SECONDS = 7, 0.5  # at least and at most, both contenders in turn

@@ -1,6 +1,9 @@
 """The formats that a model is exported to."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+FormatName = Literal["onnx", "openvino", "torch", "triton"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ FEATURE_KINDS: tuple[str, ...] = get_args(FeatureKind)
 
 CACHE_VERSION = 2  # part of every cache key: a new number invalidates older cache files
 DIGEST_BYTES = hashlib.sha256().digest_size  # the checksum in front of a cache file's content
+MAX_BATCH = 1_000_000  # images in a forward pass; larger numbers are mistakes
 HEAD_PREFIXES = ("head.", "head_dist.", "pre_logits.")  # tensors that features do not depend on
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,8 @@ class FeatureExtractor:
     skip_broken: bool = False  # skip images that cannot be read
 
     def __post_init__(self) -> None:
+        if not 1 <= self.batch <= MAX_BATCH:
+            raise UserError(f"`batch` is {self.batch}; give a number from 1 to {MAX_BATCH:,}")
         self.features.check_model(self.model)
 
     @torch.inference_mode()

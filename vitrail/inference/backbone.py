@@ -38,6 +38,7 @@ class Backbone:
     True
     """
 
+    @check_arguments
     def __init__(
         self,
         model: ViT,
@@ -57,6 +58,7 @@ class Backbone:
         self.preprocess = preprocess
         self.metadata = metadata or Metadata()
 
+    @check_arguments
     def features(self, images: "ImageInput | Iterable[ImageInput]") -> "NDArray[np.float32]":
         """One vector for each image: [CLS], the average patch or the pooling, as the model has it.
 
@@ -71,6 +73,7 @@ class Backbone:
                 rows.append(self.model.pool(self.model.encode(x)).float().cpu().numpy())
         return np.concatenate(rows)
 
+    @check_arguments
     def patches(self, image: "ImageInput") -> "NDArray[np.float32]":
         """The features of every patch after the last block: rows x columns x width.
 

@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.arguments import check_arguments
-from vitrail.data.config import Preprocess
+from vitrail.data.config import CorruptionScope, Preprocess
+from vitrail.data.source import EvaluationSplit, Source
 from vitrail.errors import UserError
+from vitrail.exporting.engine import PixelKind
+from vitrail.exporting.formats import FormatName
 from vitrail.inference.prediction import (
     ImageInput,
     Prediction,
@@ -28,13 +31,9 @@ from vitrail.zoo.metadata import Metadata, decode_metadata
 if TYPE_CHECKING:
     import torch
 
-    from vitrail.data.source import Source
-    from vitrail.exporting.engine import PixelKind
-    from vitrail.exporting.export import Export, FormatName
+    from vitrail.exporting.export import Export
     from vitrail.inference.evaluate import Evaluation
-    from vitrail.inference.labelled_data import EvaluationSplit
     from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation
-    from vitrail.inference.robustness import CorruptionScope
     from vitrail.insight.explanation import Explanation
     from vitrail.model.vit import ViT
 
@@ -61,6 +60,7 @@ class Classifier:
 
     predictor: Predictor
 
+    @check_arguments
     def __init__(
         self,
         model: "ViT",
@@ -192,6 +192,7 @@ class Classifier:
         promise = self.predictor.promise(coverage, abstain)
         return self.predictor.predict_each(images, top, raw, promise)
 
+    @check_arguments
     def with_views(self, views: int) -> Self:
         """The same classifier, whose logits are the mean over several views of each image.
 

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.arguments import check_arguments
 from vitrail.data.config import Preprocess
 from vitrail.data.geometry import fit_image
 from vitrail.data.image import load_image
 from vitrail.data.numpy_preprocess import preprocess_with_numpy, resize_with_numpy
+from vitrail.data.source import Source
 from vitrail.errors import UserError
-from vitrail.exporting.engine import ODD_FEATURES, Engine, open_engine
+from vitrail.exporting.engine import ODD_FEATURES, Engine, PixelKind, open_engine
+from vitrail.exporting.formats import FormatName
 from vitrail.inference.classifier import Classifier
 from vitrail.inference.prediction import ImageInput, as_images
 from vitrail.inference.predictor import Array, Predictor
 from vitrail.zoo.metadata import Metadata, check_version, decode_metadata
 
 if TYPE_CHECKING:
-    from vitrail.data.source import Source
-    from vitrail.exporting.engine import PixelKind
-    from vitrail.exporting.export import Export, FormatName
+    from vitrail.exporting.export import Export
     from vitrail.insight.explanation import Explanation
 
 
@@ -83,6 +84,7 @@ class EngineClassifier(Classifier):
     True
     """
 
+    @check_arguments
     def __init__(self, path: str | Path):
         """
         Args:
@@ -103,6 +105,7 @@ class EngineClassifier(Classifier):
             calibration=self.metadata.calibration,
         )
 
+    @check_arguments
     def features(self, images: "ImageInput | Iterable[ImageInput]") -> "NDArray[np.float32]":
         """The input of the head: one vector for each image, if it was exported with `features`.
 

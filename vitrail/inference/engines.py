@@ -22,14 +22,13 @@ from filelock import FileLock
 from vitrail import __version__, files
 from vitrail.data.sources.places import cache_folder
 from vitrail.errors import UserError
-from vitrail.exporting.engine import thread_count
+from vitrail.exporting.engine import EngineName, thread_count
 from vitrail.inference.classifier import Classifier
 from vitrail.inference.predictor import Array, Predictor
 from vitrail.zoo.weights import Normalisation
 
 log = logging.getLogger(__name__)
 
-EngineName = Literal["auto", "torch", "onnxruntime", "openvino"]
 FORMAT_OF: dict[str, Literal["onnx", "openvino"]] = {"onnxruntime": "onnx", "openvino": "openvino"}
 FILE_OF = {"onnxruntime": "model.onnx", "openvino": "model.xml"}
 BATCHES = (1, 16)  # that `auto` times: one answer, and throughput

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.data.config import DataConfig
+from vitrail.data.config import CorruptionScope, DataConfig
 from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
-from vitrail.data.source import SPLITS, Source, split_indices
+from vitrail.data.source import SPLITS, EvaluationSplit, Source, split_indices
 from vitrail.display.progress import progress_bar
 from vitrail.display.text import format_accuracy, format_count, format_percent, truncate
 from vitrail.errors import UserError
@@ -29,10 +29,10 @@ from vitrail.evaluation.calibration import (
 from vitrail.evaluation.conformal import SetQuality, in_label_sets, measure_label_sets
 from vitrail.evaluation.loop import compute_logits
 from vitrail.evaluation.odd import ODD, auroc
-from vitrail.inference.labelled_data import EvaluationSplit, open_with_classes
+from vitrail.inference.labelled_data import open_with_classes
 from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation, score_multi_label
 from vitrail.inference.predictor import Predictor
-from vitrail.inference.robustness import CorruptionScope, Robustness, measure_robustness
+from vitrail.inference.robustness import Robustness, measure_robustness
 from vitrail.inference.torch_predictor import TorchPredictor
 from vitrail.inference.views import ViewsPredictor
 from vitrail.training.learner import compute_dtype

@@ -21,8 +21,8 @@ from vitrail.display.progress import progress_bar
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
 from vitrail.exporting.engine import ENGINE_SUFFIXES, PixelKind
-from vitrail.exporting.export import MOST_LOST, Export, FormatName, export_model
-from vitrail.exporting.formats import FORMATS
+from vitrail.exporting.export import MOST_LOST, Export, export_model
+from vitrail.exporting.formats import FORMATS, FormatName
 from vitrail.inference.classifier import Classifier
 from vitrail.inference.labelled_data import open_evaluation_data
 from vitrail.inference.load import make_classifier, missing_preprocess

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrail.arguments import check_arguments
 from vitrail.data.config import Columns, LabelKind, Preprocess
 from vitrail.data.open import make_columns, open_data, resolve_data
-from vitrail.data.source import SPLITS, Source, fingerprint, is_multi_label
+from vitrail.data.source import SPLITS, EvaluationSplit, Source, fingerprint, is_multi_label
 from vitrail.decoding import decode_table
 from vitrail.errors import UserError
 from vitrail.heads.features import (
@@ -38,7 +38,6 @@ from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
     from vitrail.inference.evaluate import Evaluation
-    from vitrail.inference.labelled_data import EvaluationSplit
     from vitrail.inference.multi_label_evaluation import MultiLabelEvaluation
 
 # Long annotations are quoted, so that `help` shows the names and not what they stand for.
@@ -67,6 +66,7 @@ class FeatureClassifier:
     True
     """
 
+    @check_arguments
     def __init__(
         self,
         extractor: FeatureExtractor,
@@ -119,6 +119,7 @@ class FeatureClassifier:
             training_data=decode_table(TrainingData, head.data, "data"),
         )
 
+    @check_arguments
     def fit(
         self,
         data: str | Path | Source,
@@ -159,6 +160,7 @@ class FeatureClassifier:
     def predict(
         self, images: "Iterable[ImageInput]", *, top: int = 5, raw: bool = False
     ) -> list[Prediction]: ...
+    @check_arguments
     def predict(
         self, images: "ImageInput | Iterable[ImageInput]", *, top: int = 5, raw: bool = False
     ) -> "Prediction | list[Prediction]":
@@ -177,6 +179,7 @@ class FeatureClassifier:
         predictions = self.predictor.predict_images(as_images(images), top=top, raw=raw)
         return predictions[0] if is_single_image(images) else predictions
 
+    @check_arguments
     def predict_each(
         self, images: "Iterable[ImageInput]", *, top: int = 5, raw: bool = False
     ) -> "Iterator[tuple[ImageInput, Prediction | UserError]]":
@@ -189,6 +192,7 @@ class FeatureClassifier:
         """
         return self.predictor.predict_each(images, top, raw)
 
+    @check_arguments
     def evaluate(
         self,
         data: str | Path | Source,
@@ -213,6 +217,7 @@ class FeatureClassifier:
         source, part = open_evaluation_data(predictor, data, split, columns)
         return evaluate(predictor, source, part, batch=batch, skip_broken=skip_broken, raw=raw)
 
+    @check_arguments
     def score(self, data: str | Path | Source) -> float:
         """Accuracy on the test split of `data`, or on all images if it has none.
 
@@ -222,6 +227,7 @@ class FeatureClassifier:
         """
         return self.evaluate(data).accuracy
 
+    @check_arguments
     def save(self, path: str | Path) -> None:
         """Writes the fitted head to a file, without the model.
 
@@ -286,8 +292,9 @@ def head(
     return FeatureClassifier(extractor, chosen, estimator=estimator)
 
 
+@check_arguments
 def make_extractor(
-    classifier: Classifier | str | Path,
+    model: str | Path | Classifier,
     features: FeatureKind,
     layers: Sequence[int],
     batch: int,
@@ -296,14 +303,14 @@ def make_extractor(
     preprocess: Normalisation | None,
     vit: Mapping[str, Any] | None,
 ) -> tuple[FeatureExtractor, torch.device]:
-    if isinstance(classifier, Classifier):
-        model, view, chosen = classifier.model, classifier.preprocess, classifier.device
+    if isinstance(model, Classifier):
+        network, view, chosen = model.model, model.preprocess, model.device
     else:
-        model, view, chosen = load_frozen_model(classifier, device, preprocess=preprocess, vit=vit)
+        network, view, chosen = load_frozen_model(model, device, preprocess=preprocess, vit=vit)
     wanted = Features(kind=features, layers=tuple(layers))
-    model.block_indices(wanted.layers or None)  # raises before any image is read
+    network.block_indices(wanted.layers or None)  # raises before any image is read
     extractor = FeatureExtractor(
-        model=model, preprocess=view, features=wanted, batch=batch, skip_broken=skip_broken
+        model=network, preprocess=view, features=wanted, batch=batch, skip_broken=skip_broken
     )
     return extractor, chosen
 

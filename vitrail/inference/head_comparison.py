@@ -231,6 +231,8 @@ def compare_heads(
 
 def _check_kinds(names: Sequence[str], shots: Sequence[int]) -> None:
     """Raises for unknown kinds before any weights are loaded."""
+    if not names:
+        raise UserError("`kinds` is empty; give at least one kind of head, such as logistic")
     for name in names:
         find_kind(name)
     few_shot.check_shots(shots)

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from vitrail.data.open import (
     resolve_data,
 )
 from vitrail.data.source import (
+    EvaluationSplit,
     Source,
     count_labels,
     fingerprint,
@@ -26,8 +26,6 @@ from vitrail.errors import UserError
 from vitrail.inference.predictor import Predictor
 
 log = logging.getLogger(__name__)
-
-EvaluationSplit = Literal["train", "val", "test", "all"]
 
 
 def open_evaluation_data(

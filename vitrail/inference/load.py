@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.arguments import check_arguments
 from vitrail.errors import UserError
-from vitrail.exporting.engine import ENGINE_SUFFIXES
+from vitrail.exporting.engine import ENGINE_SUFFIXES, EngineName
 from vitrail.inference.classifier import Classifier
 from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
-    from vitrail.inference.engines import EngineName
     from vitrail.zoo.load import LoadedModel
 
 

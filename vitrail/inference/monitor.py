@@ -77,6 +77,7 @@ class Drift:
         )
         return f"<table><tr><th>test</th><th></th><th>p-value</th></tr>{rows}</table>"
 
+    @check_arguments
     def save(self, path: str | Path) -> Path:
         """Writes the page: one HTML file that works offline.
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail import __version__, files
+from vitrail.arguments import check_arguments
+from vitrail.data.config import CorruptionScope
 from vitrail.data.corruptions import COMMON, CORRUPTIONS, STRENGTHS, corrupt_image
 from vitrail.data.image import load_image
 from vitrail.data.preprocess import normalise, resize_and_crop
@@ -22,11 +24,9 @@ from vitrail.display.text import format_percent, printable
 from vitrail.errors import UserError
 from vitrail.inference.predictor import BATCH, Predictor
 
-CorruptionScope = Literal["quick", "full"]
-
 QUICK_IMAGES, QUICK_STRENGTHS = 100, (2, 4)  # of the scope "quick"
 FULL_IMAGES = 1000  # at most, of the scope "full"
-EXAMPLE_SIDE = 112  # pixels of the pictures on the page
+EXAMPLE_SIDE, EXAMPLE_GAP = 112, 6  # pixels of the pictures on the page, and between them
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -59,6 +59,7 @@ class Robustness:
             lines.append(f"  {name.replace('_', ' '):<20} {cells}")
         return "\n".join(lines)
 
+    @check_arguments
     def save(self, path: str | Path) -> Path:
         """Writes the page: one HTML file with table, curves and pictures that works offline."""
         target = files.expand_user(path)
@@ -158,12 +159,19 @@ def draw_examples(pixels: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
 
 
 def embed_strip(pixels: NDArray[np.uint8]) -> str:
-    """A row of images for the page, small ones enlarged without smoothing."""
-    image = page.to_pil(pixels)
-    scale = EXAMPLE_SIDE / image.height
+    """A row of images for the page, with gaps; small ones enlarged without smoothing."""
+    images = [page.to_pil(one) for one in np.split(pixels, len(STRENGTHS), axis=1)]
+    scale = EXAMPLE_SIDE / images[0].height
     method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BICUBIC
-    image = image.resize((round(image.width * scale), EXAMPLE_SIDE), method)
-    return page.data_uri(page.encode_image(image, "JPEG", quality=85), "jpeg")
+    width = round(images[0].width * scale)
+    strip = Image.new(
+        "RGB", (len(images) * (width + EXAMPLE_GAP) - EXAMPLE_GAP, EXAMPLE_SIDE), "white"
+    )
+    for number, image in enumerate(images):
+        strip.paste(
+            image.resize((width, EXAMPLE_SIDE), method), (number * (width + EXAMPLE_GAP), 0)
+        )
+    return page.data_uri(page.encode_image(strip, "JPEG", quality=85), "jpeg")
 
 
 def render_robustness(result: Robustness) -> str:
@@ -177,7 +185,7 @@ def render_robustness(result: Robustness) -> str:
         curves.append(Curve(label=label, x=x, y=y, colour=colour, faint=name != result.worst))
     means = [float(np.mean([result.accuracy[n][i] for n in COMMON])) for i in range(len(y) - 1)]
     curves.append(Curve(label="mean", x=x, y=[result.clean, *means], colour="amber"))
-    chart = Chart(curves=curves, x="strength", y="accuracy", percent=True)
+    chart = Chart(curves=curves, x="strength", y="accuracy", percent=True, whole=True)
     here = Path(__file__).parent
     return (
         page.load_templates(here)
@@ -190,7 +198,7 @@ def render_robustness(result: Robustness) -> str:
             strengths=result.strengths,
             worst=result.worst.replace("_", " "),
             worst_class=result.worst_class,
-            drop=format_percent(next(iter(result.class_drop.values()), 0.0)),
+            drop=f"{100 * next(iter(result.class_drop.values()), 0.0):.1f}",
             chart=to_svg(draw_curves(chart, (7.0, 3.8))),
             rows=[
                 {
@@ -202,7 +210,7 @@ def render_robustness(result: Robustness) -> str:
                 for name, values in result.accuracy.items()
             ],
             classes=[
-                {"name": printable(name), "drop": format_percent(value)}
+                {"name": printable(name), "drop": f"{100 * value:.1f}"}
                 for name, value in list(result.class_drop.items())[:20]
             ],
         )

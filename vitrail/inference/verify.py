@@ -10,9 +10,9 @@ import numpy as np
 from vitrail.arguments import check_arguments
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
+from vitrail.exporting.engine import EngineName
 from vitrail.inference.classifier import Classifier
 from vitrail.inference.engine_classifier import EngineClassifier
-from vitrail.inference.engines import EngineName
 from vitrail.inference.load import load
 from vitrail.zoo.reference import compute_reference, reference_images
 

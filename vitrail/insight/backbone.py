@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail import files
+from vitrail.arguments import check_arguments
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import eval_mode
 from vitrail.insight.arrays import ExplanationArrays
@@ -50,6 +51,7 @@ class BackboneExplanation(ExplanationArrays):
     patch: tuple[int, int]  # row and column of the patch whose similarity is shown
     pca: NDArray[np.float32]  # the first three principal components as RGB, (rows, columns, 3)
 
+    @check_arguments
     def save(self, path: str | Path) -> None:
         """Writes a figure (.png), an interactive page (.html) or the arrays (.npz)."""
         path = Path(path)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail import files
+from vitrail.arguments import check_arguments
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import eval_mode
 from vitrail.insight.arrays import ExplanationArrays
@@ -50,6 +51,7 @@ class Explanation(ExplanationArrays):
     ((4, 4), (2, 3, 17))
     """
 
+    @check_arguments
     def save(self, path: str | Path) -> None:
         """Writes a figure (.png), an interactive page (.html) or the arrays (.npz).
 

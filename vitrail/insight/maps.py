@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vitrail.arguments import check_arguments
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import eval_mode
 from vitrail.model.attention import Attention
@@ -20,6 +21,7 @@ Rows = Literal["cls", "dist", "mean", "all"] | Indices
 CHUNK = 2**24  # attention weights computed at a time: 64 MB, and twice that for their softmax
 
 
+@check_arguments
 def attention(
     model: ViT,
     images: Tensor,

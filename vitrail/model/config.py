@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from vitrail.arguments import check_fields
 from vitrail.errors import UserError
 
 MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
@@ -60,6 +61,7 @@ class ViTConfig:
     def __post_init__(self) -> None:
         if isinstance(self.image, list):  # JSON and TOML have no tuples
             object.__setattr__(self, "image", tuple(self.image))
+        check_fields(self)
         self._check_choices()
         self._check_numbers()
         self._check_combinations()
@@ -169,10 +171,6 @@ class ViTConfig:
                 raise UserError(f"{name} {value!r} is unknown; choose one of {choices}")
 
     def _check_numbers(self) -> None:
-        if not (isinstance(self.image, int) or len(self.image) == 2):
-            raise UserError(
-                f"image {self.image!r} is not a size; give one number or (height, width)"
-            )
         counts = {"image": min(self.size)}
         for name in ("patch", "channels", "classes", "width", "depth", "heads"):
             counts[name] = getattr(self, name)
@@ -244,12 +242,11 @@ class ViTConfig:
             )
 
 
-def _check_count(name: str, number: object, least: int) -> None:
+def _check_count(name: str, number: int, least: int) -> None:
     """Raises unless a setting is a whole number from `least` to `MAX_SETTING`."""
-    whole = isinstance(number, int) and not isinstance(number, bool)
-    if not whole or number < least:  # type: ignore[operator]
+    if number < least:
         raise UserError(f"{name} is {number!r:.40}; give a whole number of at least {least}")
-    if number > MAX_SETTING:  # type: ignore[operator]
+    if number > MAX_SETTING:
         raise UserError(f"{name} is {number!r:.40}; give a whole number of at most {MAX_SETTING:,}")
 
 

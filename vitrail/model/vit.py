@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from vitrail.arguments import accept, check_arguments, describe
 from vitrail.errors import UserError
 from vitrail.model.attention import Attention
 from vitrail.model.block import Block
@@ -38,6 +39,7 @@ class ViT(nn.Module):
     torch.Size([4, 16, 48])
     """
 
+    @check_arguments
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = config
@@ -78,6 +80,7 @@ class ViT(nn.Module):
         >>> model.classify(torch.rand(1, 17, 64)).shape
         torch.Size([1, 10])
         """
+        check_tensor("x", x, axes=3)
         if self.head_dist is not None:  # DeiT: the mean of both heads' logits
             x = self.norm(x[:, :2])  # (B, 2, D)
             x = (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2  # (B, K)
@@ -154,6 +157,7 @@ class ViT(nn.Module):
         >>> model.pool(torch.rand(1, 17, 64)).shape
         torch.Size([1, 64])
         """
+        check_tensor("x", x, axes=3)
         patches = x[:, self.config.prefix :]  # (B, P, D)
         if self.config.pool == "cls":
             x = self.norm(x[:, 0])  # (B, D)
@@ -186,6 +190,8 @@ class ViT(nn.Module):
         >>> [tuple(each.shape) for each in maps]
         [(1, 192, 14, 14), (1, 192, 14, 14)]
         """
+        for name, flag in (("norm", norm), ("prefix", prefix), ("maps", maps)):
+            accept(f"`{name}`", flag, bool)
         if prefix and maps:
             raise UserError(
                 "prefix tokens have no position in a feature map; set prefix or maps, not both"
@@ -208,7 +214,7 @@ class ViT(nn.Module):
         [0, 3]
         """
         depth = len(self.blocks)
-        blocks = [depth - 1] if blocks is None else list(blocks)
+        blocks = [depth - 1] if blocks is None else accept("`blocks`", blocks, Sequence[int])
         if not blocks or not all(-depth <= index < depth for index in blocks):
             raise UserError(
                 f"no such blocks: {blocks}; give indices from 0 to {depth - 1}, or from -1 down"
@@ -222,6 +228,7 @@ class ViT(nn.Module):
         (4, 6)
         """
         channels, patch = self.config.channels, self.config.patch
+        check_tensor("x", x)
         if x.ndim != 4 or x.shape[1] != channels or not x.is_floating_point():
             raise UserError(
                 f"images are {x.dtype} of shape {tuple(x.shape)}; give floats of shape "
@@ -231,7 +238,13 @@ class ViT(nn.Module):
         return x.shape[2] // patch, x.shape[3] // patch
 
 
+def check_tensor(name: str, value: object, axes: int | None = None) -> None:
+    if not isinstance(value, Tensor) or axes not in (None, value.ndim):
+        raise TypeError(f"`{name}` is {describe(value)}; give a tensor")
+
+
 def check_keep(keep: Tensor, images: int) -> None:
+    check_tensor("keep", keep)
     if keep.ndim != 2 or keep.shape[0] != images or keep.dtype != torch.int64:
         came = f"{keep.dtype} of shape {tuple(keep.shape)}"
         raise UserError(f"keep is {came}; give int64 patch indices, one row per image")

@@ -15,7 +15,7 @@ from vitrail.arguments import check_arguments
 from vitrail.audit.audit import Audit, BrokenImage, audit_data
 from vitrail.audit.findings import Finding
 from vitrail.audit.page import render_audit
-from vitrail.data.config import LabelKind
+from vitrail.data.config import MAX_WORKERS, LabelKind
 from vitrail.data.open import open_data
 from vitrail.data.preview import choose_per_class, preview_augmentation
 from vitrail.data.source import Source
@@ -144,6 +144,7 @@ class DataCheck:
         """
         return {**self.audit.to_dict(), "plan": self._plan_document()}
 
+    @check_arguments
     def write_page(self, path: str | Path) -> None:
         """Writes an HTML page with pictures of the findings.
 
@@ -152,6 +153,7 @@ class DataCheck:
         target = check_target(self.source, path, "out")
         files.write_file(target, render_audit(self.audit, self._plan_document(), self._sheet))
 
+    @check_arguments
     def write_sheet(self, path: str | Path) -> None:
         """Writes a PNG with some training images as augmentation shows them to the model.
 
@@ -222,8 +224,8 @@ def check(
     >>> vitrail.check("photos").to_dict()["images"]
     24
     """
-    if workers is not None and workers < 0:
-        raise UserError(f"`workers` is {workers}; give a number of at least 0")
+    if workers is not None and not 0 <= workers <= MAX_WORKERS:
+        raise UserError(f"`workers` is {workers}; give a number from 0 to {MAX_WORKERS}")
     chosen = pick_device(device)
     if augmented is not None and Path(augmented).suffix.lower() != ".png":
         raise UserError(f"`augmented` is {augmented}; give a file name that ends in .png")

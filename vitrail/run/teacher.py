@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitrail.arguments import check_fields
 from vitrail.data.config import DataConfig, Preprocess
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.source import Source, is_multi_label, split_indices
@@ -62,6 +63,9 @@ class Teacher:
     preprocess: Preprocess | Mapping[str, Any]
     classes: Sequence[str] | None = None
     name: str = ""  # where it was loaded from; empty: given in Python
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def settings(self) -> Preprocess:

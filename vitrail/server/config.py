@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail import files
+from vitrail.data.config import MAX_WORKERS
 from vitrail.errors import UserError
 
 TOKEN_VARIABLE = "VITRAIL_TOKEN"
 MIN_TOKEN = 16  # characters: shorter ones can be guessed
 MAX_TOKEN = 4096  # bytes of its file
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+MAX_LIMIT = 1_000_000  # seconds, megabytes, megapixels or images; larger ones are mistakes
 MAX_IMAGES = 32  # in the JSON list of one request
 
 
@@ -37,13 +39,16 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise UserError(f"`port` is {self.port}; give a number from 0 to 65535")
-        for name in ("workers", "batch"):
+        for name, most in (("workers", MAX_WORKERS), ("batch", MAX_LIMIT)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"`{name}` is {value}; give at least 1")
+            if value is not None and not 1 <= value <= most:
+                raise UserError(f"`{name}` is {value}; give a number from 1 to {most:,}")
         for name in ("max_wait", "max_mb", "max_megapixels", "body_timeout", "drain"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"`{name}` is {getattr(self, name):g}; give a number above 0")
+            if not 0 < getattr(self, name) <= MAX_LIMIT:
+                raise UserError(
+                    f"`{name}` is {getattr(self, name):g}; give a number above 0, at most "
+                    f"{MAX_LIMIT:,}"
+                )
         if self.examples < 0:
             raise UserError(f"`examples` is {self.examples}; give 0 or more")
         if self.token is not None and self.no_token:
@@ -75,9 +80,10 @@ def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a name"
         raise UserError(
-            f"`host` is {host!r}, which is not an address of this machine ({error.strerror}); "
+            f"`host` is {host!r:.60}, which is not an address of this machine ({why}); "
             f"give 127.0.0.1 or 0.0.0.0"
         ) from error
     addresses = [str(entry[4][0]).partition("%")[0] for entry in found]

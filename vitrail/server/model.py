@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from PIL import Image
 from vitrail.data.image import load_image
 from vitrail.display.page import data_uri, encode_image
 from vitrail.errors import UserError
-from vitrail.exporting.engine import ENGINE_SUFFIXES, thread_count
+from vitrail.exporting.engine import ENGINE_SUFFIXES, EngineName, thread_count
 from vitrail.files import check_regular
 from vitrail.inference.engine_classifier import EngineClassifier, restore_bytes
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Array = NDArray[np.float32]
 
 CHUNK = 2**20  # bytes that are hashed at once
-EngineName = Literal["auto", "torch", "onnxruntime", "openvino"]
 PRIVATE = ("environment", "recipe", "data")  # of the metadata: paths and names of machines
 LANES = 2  # forward passes at a time: threads of different ones never wait for each other
 MIN_PROBE = 16  # pixels along a side of the stored image

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vitrail.arguments import check_arguments
 from vitrail.errors import UserError
 from vitrail.server.config import ServeConfig, read_token
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 PACKAGES = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
 
+@check_arguments
 def serve(
     model: str | Path,
     *,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
+from vitrail.arguments import check_arguments
 from vitrail.data.config import Interpolation
 from vitrail.model.cost import count_macs, count_parameters
 from vitrail.zoo.presets import PRESETS, preset
@@ -56,6 +57,7 @@ def models(*, weights: Literal[False] = False) -> list[ModelInfo]: ...
 def models(*, weights: Literal[True]) -> list[WeightsInfo]: ...
 
 
+@check_arguments
 def models(*, weights: bool = False) -> list[ModelInfo] | list[WeightsInfo]:
     """Lists the named models, or with `weights=True` the published weights.
 

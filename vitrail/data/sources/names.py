@@ -136,6 +136,8 @@ def match_labels(
                     f"are 0 to {len(names) - 1}"
                 )
         return names, {label: int(label) for label in labels}
+    if not names:
+        raise UserError("`classes` is empty; give the class names of the model")
     label = unknown[0]
     near = get_close_matches(label, names, n=1, cutoff=0.5)
     hint = f"; the nearest is {near[0]!r}" if near else f", such as {names[0]!r}"

@@ -111,6 +111,7 @@ class Comparison:
         """
         return {"runs": [run.to_dict() for run in self.runs]}
 
+    @check_arguments
     def write_page(self, path: str | Path) -> None:
         """Writes an HTML page with the table and the learning curves.
 
