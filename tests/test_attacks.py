@@ -28,7 +28,7 @@ from vitrail.run.recipe import read_recipe
 from vitrail.server.config import read_token
 from vitrail.tuning.plan import PLAN, read_plan
 from vitrail.tuning.space import parse_space, read_space
-from vitrail.tuning.study import check_journal
+from vitrail.tuning.storage import check_journal
 
 DEEP = "[" * 100_000 + "]" * 100_000
 

@@ -43,6 +43,7 @@ def test_engines_run_an_export_of_the_same_model(monkeypatch, tmp_path):
     assert found["cases"][0]["rows"]["onnxruntime"]["median"] > 0 and "eager" in found["note"]
 
 
+@pytest.mark.full
 def test_step_has_a_profile(monkeypatch):
     monkeypatch.setattr(step, "CASES", [("Pico/4", 4)])
     found = step.run(ONCE, check_progress)

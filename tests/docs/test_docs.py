@@ -24,7 +24,11 @@ BLOCK = re.compile(
 REPORTED = ("quick-start",)  # pages whose runs make their report, which takes seconds
 ADDRESS = "localhost:8000"  # of a server, on the pages that need one
 # A run of minutes becomes one of a few steps.
-SHORTER = [(r"--(minutes|epochs)[ =]\S+", "--train.steps 4"), (r"\bminutes=[\d.]+", "epochs=1")]
+SHORTER = [
+    (r"--(minutes|epochs)[ =]\S+", "--train.steps 4"),
+    (r"\bminutes=[\d.]+", "epochs=1"),
+    (r"(vitrail pretrain [^\n#]+)", r"\1 --pretrain.comparison 0"),
+]
 
 
 @pytest.fixture(scope="module")

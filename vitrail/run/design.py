@@ -36,7 +36,7 @@ from vitrail.zoo.suggest import FoundWeights, Unreachable, find_weights
 PHOTO_SIDE = 96  # pixels on the short side from which images start from published weights
 PHOTO_CHANNELS = (1, 3)
 OWN_LR, OWN_LAYER_DECAY = 1 / 3, 0.75  # after a pretraining on the same images
-CACHED_VIEWS = ("flip", "mixup")  # augmentation that works on cached tokens
+PIXEL_CHANGES = tuple(name for name in settings_to_dict(Augment()) if name not in ("flip", "mixup"))
 CHANGES_ANSWER = ("scale", "policy", "erase", "mixup", "cutmix")  # of the augmentation
 SCRATCH_COST = "on photos, training from scratch usually costs 20 to 50 points of accuracy"
 
@@ -119,11 +119,10 @@ def keep_whole_images(choice: auto.Choice, requested: Mapping[str, Any]) -> None
 
 def keep_cached_views(choice: auto.Choice, requested: Mapping[str, Any]) -> None:
     """Restricts the augmentation to what can be applied to cached tokens: flips and mixup."""
-    others = [name for name in settings_to_dict(Augment()) if name not in CACHED_VIEWS]
     dropped = drop_augmentation(
         choice,
         requested,
-        others,
+        PIXEL_CHANGES,
         "changes pixels, and frozen blocks are computed once and cached; omit it, or learn all "
         "blocks with `tune` all and `train.frozen=0`",
     )
@@ -133,6 +132,13 @@ def keep_cached_views(choice: auto.Choice, requested: Mapping[str, Any]) -> None
         )
 
 
+def requested_augmentation(requested: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Those of these fields of the augmentation that a request sets."""
+    plain = settings_to_dict(Augment())
+    asked = requested.get("data", {}).get("augment", {})
+    return [name for name in names if asked.get(name, plain[name]) != plain[name]]
+
+
 def drop_augmentation(
     choice: auto.Choice, requested: Mapping[str, Any], names: Sequence[str], why: str
 ) -> list[str]:
@@ -140,8 +146,7 @@ def drop_augmentation(
     ones.
     """
     plain = settings_to_dict(Augment())
-    asked = requested.get("data", {}).get("augment", {})
-    if wrong := [name for name in names if asked.get(name, plain[name]) != plain[name]]:
+    if wrong := requested_augmentation(requested, names):
         raise UserError(f"data.augment.{wrong[0]} {why}")
     chosen = choice.settings["data"]["augment"]
     dropped = [name for name in names if chosen[name] != plain[name]]
@@ -342,6 +347,9 @@ def design_fine_tuning(
     fine_tuning.check_channels(vit, summary, start.weights)
     timed = request.minutes is not None or train.get("steps", 0) > 0
     seconds = None if request.minutes is None else 60 * request.minutes
+    tune = requested_tune(request)
+    if tune == AUTO and requested_augmentation(requested, PIXEL_CHANGES):
+        tune = "all"  # cached features of a head could not follow them
     choice = fine_tuning.choose_fine_tuning(
         summary,
         name,
@@ -349,7 +357,7 @@ def design_fine_tuning(
         preprocess,
         train.get("epochs"),
         timed,
-        tune=requested_tune(request),
+        tune=tune,
         budget=fine_tuning.Budget(seconds=seconds, speed=speed),
     )
     choice.settings["weights"] = start.weights

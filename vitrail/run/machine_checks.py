@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -119,7 +120,7 @@ def check_shared_memory() -> Check:
 
 def check_open_files() -> Check:
     try:
-        import resource
+        resource = import_module("resource")
     except ImportError:  # Windows
         return judge("open files", "no limit on this system")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from vitrail.data.image import SUFFIXES
 from vitrail.data.sources.places import modification_time
 from vitrail.errors import UserError
+from vitrail.files import RESOURCE_ERRORS, describe_os_error
 
 # Created by Windows, macOS and Synology: hidden there, but without a leading dot.
 SYSTEM_FILES = {"thumbs.db", "desktop.ini", "__macosx", "@eadir"}
@@ -166,7 +167,8 @@ def list_visible(root: Path, parts: tuple[str, ...]) -> list[os.DirEntry[str]]:
             visible = [entry for entry in entries if not is_hidden(entry.name)]
     except OSError as error:
         kind = MissingFile if isinstance(error, FileNotFoundError) else UserError
-        raise kind(f"cannot list {path}: {error.strerror}") from error
+        why = describe_os_error(error) if error.errno in RESOURCE_ERRORS else error.strerror
+        raise kind(f"cannot list {path}: {why}") from error
     return sorted(visible, key=lambda entry: entry.name)
 
 
