@@ -39,7 +39,7 @@ FOLDER += ["--epochs", "1", "--train.batch", "8"]
 
 WINDOWS = [
     ["train", "digits", "--minutes", "0.00001", "--out", "digits-run"],  # fails
-    ["demo", "--minutes", "0.08", "--out", "digits-run"],
+    ["demo", "--minutes", "0.15", "--out", "digits-run"],
     ["remove", "digits-run/metrics.json"],  # as if killed before the end
     ["without-report", "resume", "digits-run"],
     ["evaluate", "digits-run", "digits"],
