@@ -58,7 +58,7 @@ def draw_tricks(results: Mapping[str, Any]) -> Figure:
     canvas = Canvas(WIDTH, 2.75)
     for number, (title, names) in enumerate(PANELS.items()):
         axes = style_axes(canvas.add_axes(0.5 + 2.95 * number, 0.35, 2.4, 1.9), title)
-        for name, colour in zip(names, COLOURS, strict=False):
+        for name, colour in zip(names, COLOURS[: len(names)], strict=True):
             runs = results[name]["runs"]
             axes.plot(
                 runs[0]["step"],

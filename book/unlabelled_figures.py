@@ -21,7 +21,7 @@ from vitrail.insight.canvas import Canvas
 START = "random weights"
 PALETTE = {
     START: "#9aa0ad",
-    **dict(zip(("masked, 75%", "views", "agreement alone"), COLOURS, strict=False)),
+    **dict(zip(("masked, 75%", "views", "agreement alone"), COLOURS[:3], strict=True)),
 }
 METHODS = tuple(PALETTE)
 

@@ -104,6 +104,17 @@ def test_odd_images_have_small_p_values(calibrated):
     assert np.mean(np.array(known) < 0.01) < 0.1
 
 
+def test_foreign_images_need_no_labels_and_known_ones_are_not_foreign(calibrated, tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        stripes = np.tile(np.array([0, 255], np.uint8), (8, 4)) ^ rng.integers(0, 40, (8, 8), "u1")
+        np.save(tmp_path / f"{number}.npy", stripes)
+    classifier = vitrail.load(calibrated)
+    found = classifier.evaluate("digits", foreign=tmp_path).foreign
+    assert found.images == 30 and found.auroc > 0.95 and found.flagged > 0.5
+    assert classifier.evaluate("digits", foreign="digits").foreign.auroc == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("place", "value"),
     [

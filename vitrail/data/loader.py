@@ -207,7 +207,7 @@ class Loader:
             yield from self._stored_batches(self.inputs, tasks)
             return
         for task, images in self._images("train", tasks, training=True):
-            with single_thread():
+            with limit_threads(1):  # on a busy machine, a second one costs more than it saves
                 batch = self._make_batch(task, images)
             yield batch
 
@@ -356,10 +356,10 @@ def describe_broken(broken: Broken) -> str:
 
 
 @contextmanager
-def single_thread() -> Iterator[None]:
-    """Runs torch in one thread: on a busy machine, a second one costs more than it saves here."""
+def limit_threads(count: int) -> Iterator[None]:
+    """Sets the number of threads that torch uses in the block."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
@@ -372,7 +372,7 @@ def gather_batches(
     """Yields batches of images that are all in one array, without workers or loops over images."""
     for task in tasks:
         rows = torch.from_numpy(cached.rows(task.items))
-        with single_thread():
+        with limit_threads(1):
             images = stack.index_select(0, rows)
         yield task, images
 

@@ -1,12 +1,12 @@
 """Odd images: those whose features are far from the features of all training images.
 
-Late features, from after the last block, know what is in a picture: their distance is the mean
-Euclidean distance to the nearest training images, all of length 1 (after Sun et al., 2022). Early
-features, from before the first block, know colours and edges: their distance is that to the mean of
-the training images in units of their spread (Mahalanobis; after Lee et al., 2018). The sum of both
-is the distance of an image. Its p-value is the fraction of validation images that are at least as
-far away, so that 1 % of images like those of the training data have a p-value below 0.01, whatever
-the model.
+Late features, taken after the last block, describe what is in an image: their distance is the mean
+Euclidean distance to the nearest training images, all normalised to length 1 (after Sun et al.,
+2022). Early features, taken before the first block, describe colours and edges: theirs is the
+Mahalanobis distance to the training images (after Lee et al., 2018). Both are standardised on
+validation images, and their sum is the distance of the image. Its p-value is the fraction of
+validation images that are at least as far away, so that 1 % of images like those of the training
+data have a p-value below 0.01, whatever the model.
 """
 
 import base64

@@ -43,7 +43,7 @@ class Engine(Protocol):
     def classes(self) -> int | None: ...
     def run(self, pixels: NDArray[Any]) -> Arrays: ...
     def split(self, parts: int) -> "Engine":
-        """The same model for `parts` calls at a time, each with its share of the threads."""
+        """The same model for `parts` concurrent calls, each with its share of the threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +152,7 @@ def open_onnx(path: str | Path, threads: int | None = None) -> OnnxEngine:
 def open_openvino(path: str | Path, threads: int | None = None, streams: int = 1) -> OpenVinoEngine:
     """Opens OpenVINO's .xml file, with its .bin file beside it; `threads` as in `open_onnx`.
 
-    `streams` calls at a time share the threads.
+    Up to `streams` concurrent calls share the threads.
     """
     openvino = import_package("openvino")
     check_file(Path(path))

@@ -95,7 +95,7 @@ def output_names(model: ViT, options: GraphOptions) -> tuple[str, ...]:
 def compute_odd_features(model: ViT, embedded: Tensor, tokens: Tensor) -> Tensor:  # 2 (B, N, D)
     """What tells odd images: the mean patch after the last norm, and before the first block.
 
-    The first knows what is in the picture, the second its colours and edges.
+    The first describes what is in the image, the second its colours and edges.
     """
     start = model.config.prefix
     late = model.norm(tokens[:, start:]).mean(dim=1)  # (B, D)

@@ -299,7 +299,9 @@ def tell_foreign(
             "this model file holds no features of training images to tell odd ones by; "
             "add them with `vitrail calibrate MODEL DATA`"
         )
-    source = open_data(foreign, split=False) if isinstance(foreign, str | Path) else foreign
+    source = foreign
+    if isinstance(source, str | Path):
+        source = open_data(source, split=False, labels="none")
     split: EvaluationSplit = "test" if len(split_indices(source, "test")) else "all"
     with progress_bar("foreign images", len(split_indices(source, split))) as advance:
         outputs, _, _ = compute_split_outputs(predictor, source, split, batch, True, advance)

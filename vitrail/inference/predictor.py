@@ -62,7 +62,7 @@ class Predictor(ABC):
         return self.logits(x)
 
     def split(self, parts: int) -> Self:
-        """The same predictor for `parts` calls of `logits` at a time.
+        """The same predictor for `parts` concurrent calls of `logits`.
 
         Each has its share of an engine's threads; those of PyTorch are a setting of the caller.
         """

@@ -62,7 +62,7 @@ def design_recipe(
 
     Raises the `UserError` that training would end with, if it cannot work. Without `download`,
     weights that are only on the hub stay there: the plan follows from the table that lists them.
-    With `images`, the source is a sample of so many training images.
+    `images` is the number of training images if the source is only a sample of them.
     """
     check_settings(Recipe, request.settings)
     summary = auto.summarise(source)
@@ -349,7 +349,7 @@ def design_fine_tuning(
     seconds = None if request.minutes is None else 60 * request.minutes
     tune = requested_tune(request)
     if tune == AUTO and requested_augmentation(requested, PIXEL_CHANGES):
-        tune = "all"  # cached features of a head could not follow them
+        tune = "all"  # cached features would not show them
     choice = fine_tuning.choose_fine_tuning(
         summary,
         name,

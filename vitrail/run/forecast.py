@@ -242,7 +242,7 @@ def sent_bytes(recipe: Recipe, cluster: Cluster, itemsize: int, shard: Shard) ->
 
 
 def predict_step(recipe: Recipe, cluster: Cluster, flops: float, sent: float) -> StepTime:
-    """The time of a step of so many FLOPs over all devices."""
+    """The time of a step of `flops` over all devices, each of which sends `sent` bytes."""
     device, batch = cluster.device, recipe.train.batch
     compute = flops / cluster.count / cluster.rate
     communication = sent / cluster.bandwidth

@@ -4,7 +4,6 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice, repeat
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from vitrail.arguments import check_arguments
-from vitrail.data.loader import Loader
+from vitrail.data.loader import Loader, limit_threads
 from vitrail.data.open import open_data
 from vitrail.data.preview import load_into_memory
 from vitrail.data.source import Source, sample_indices, split_indices
@@ -282,17 +281,6 @@ def measure_rate(recipe: Recipe, device: Device, count: int) -> float | None:
             for _ in range(TRIALS)
         ]
     return flops * batch / statistics.median(times)
-
-
-@contextmanager
-def limit_threads(threads: int) -> Iterator[None]:
-    """Runs torch with so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure_reading(recipe: Recipe, source: Source, *, cached: bool) -> float:

@@ -21,7 +21,7 @@ from vitrail.server.metrics import Metrics
 from vitrail.server.model import WHOLE, Array, ImageOptions, ServedModel
 
 SMOOTHING = (
-    0.98  # weight of the past, per image, in the average time of an image: lanes end in pairs
+    0.98  # weight of the past, per image, in the average time of an image; lanes finish in pairs
 )
 OUTLIER = 4.0  # times the average: one huge image does not make the server refuse others
 READING_SECONDS = 1.0  # a request whose body takes longer no longer counts as queued

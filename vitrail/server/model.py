@@ -27,7 +27,7 @@ Array = NDArray[np.float32]
 
 CHUNK = 2**20  # bytes that are hashed at once
 PRIVATE = ("environment", "recipe", "data")  # of the metadata: paths and names of machines
-LANES = 2  # forward passes at a time: threads of different ones never wait for each other
+LANES = 2  # concurrent forward passes, whose threads never wait for each other
 MIN_PROBE = 16  # pixels along a side of the stored image
 
 
@@ -70,7 +70,7 @@ class ServedModel:
 
     @property
     def lanes(self) -> int:
-        """Forward passes at a time; a GPU computes one after the other."""
+        """Concurrent forward passes; a GPU runs one after the other."""
         return min(LANES, thread_count()) if self.on_cpu else 1
 
     @property

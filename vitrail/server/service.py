@@ -17,7 +17,7 @@ from vitrail.server.model import LANES, ServedModel
 
 log = logging.getLogger(__name__)
 
-CPU_BATCH, GPU_BATCH = 4, 32  # a CPU computes more images no faster, one by one or together
+CPU_BATCH, GPU_BATCH = 4, 32  # on a CPU, larger batches only add latency
 PROBE_SECONDS = 5.0  # for the readiness probe to be answered
 PROBE_VALID = 1.0  # seconds that the result of a probe serves other probes
 
