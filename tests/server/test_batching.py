@@ -3,14 +3,18 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 
 import pytest
 import torch
 
+import vitrail
 from tests.server.conftest import picture
 from tests.server.test_limits import post
 from vitrail.server.batching import SMOOTHING, Refusal
+from vitrail.server.config import ServeConfig
 from vitrail.server.model import ServedModel
+from vitrail.server.service import CPU_BATCH
 
 JPEG = picture()
 
@@ -76,6 +80,11 @@ def test_two_lanes_compute_at_the_same_time_with_half_of_the_threads_each(start,
         gate.set()
         assert first.result().json == second.result().json == third.result().json
     assert calls[:2] == [(1, True, 2), (1, False, 1)]
+
+
+def test_the_default_batch_is_small_on_a_cpu(start):
+    assert start().server.service.batcher.limit == CPU_BATCH
+    assert signature(vitrail.serve).parameters["batch"].default is ServeConfig().batch is None
 
 
 def test_a_caller_who_hangs_up_leaves_the_queue(crowd, slow):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import tyro
 
 import vitrail
-from vitrail.cli.flags import Device, Model, OptionalPath, Switch
+from vitrail.cli.flags import Device, Model, OptionalInt, OptionalPath, Switch
 
 
 def serve(
@@ -17,7 +17,7 @@ def serve(
     token: OptionalPath = None,
     no_token: Switch = False,
     allowed_hosts: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = (),
-    batch: int = 8,
+    batch: OptionalInt = None,
     max_wait: float = 1.0,
     max_mb: float = 20.0,
     max_megapixels: float = 50.0,
@@ -40,7 +40,7 @@ def serve(
             VITRAIL_TOKEN)
         no_token: let everybody who reaches the host use the model
         allowed_hosts: names that requests may use besides localhost, such as that of a proxy
-        batch: maximum batch size
+        batch: maximum batch size (default: 4 on a CPU, 32 on a GPU)
         max_wait: seconds; a request that would wait longer is refused with 429
         max_mb: maximum size of a request in megabytes
         max_megapixels: maximum size of an image in megapixels

@@ -34,7 +34,7 @@ def serve(
     token: Path | None = None,
     no_token: bool = False,
     allowed_hosts: tuple[str, ...] = (),
-    batch: int = 8,
+    batch: int | None = None,
     max_wait: float = 1.0,
     max_mb: float = 20.0,
     max_megapixels: float = 50.0,
@@ -55,7 +55,7 @@ def serve(
             environment variable VITRAIL_TOKEN
         no_token: let everybody who reaches the host use the model
         allowed_hosts: names that requests may use besides localhost, such as that of a proxy
-        batch: images in one forward pass, at most
+        batch: maximum batch size; by default 4 on a CPU and 32 on a GPU
         max_wait: seconds; a request that would wait longer is refused with 429 and Retry-After
         max_mb: megabytes of a request, at most
         max_megapixels: megapixels of an image, at most
