@@ -11,7 +11,7 @@ from typing import Any
 from vitrail.cli.main import main
 
 PRELOAD = [  # all that a run imports on its way
-    *("pytest", "torch._dynamo", "typeguard", "vitrail.cli.resume", "vitrail.cli.train"),
+    *("pytest", "typeguard", "vitrail.cli.resume", "vitrail.cli.train"),
     *("vitrail.data.sources.builtin", "vitrail.data.sources.folder", "tests.faults.fuzz"),
 ]
 PATIENCE = 120  # seconds after which a child counts as hung

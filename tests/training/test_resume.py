@@ -79,13 +79,15 @@ def test_a_resumed_training_equals_an_unbroken_one_in_every_tensor(case, tmp_pat
 
 
 @pytest.mark.slow
-def test_another_process_resumes_to_the_same_bits(tmp_path):
+def test_another_process_resumes_to_the_same_bits_and_imports_no_compiler(tmp_path):
     stop(EVERYTHING, tmp_path)
     code = f"""
+import sys
 from pathlib import Path
 from safetensors.torch import save_file
 from tests.training.test_resume import EVERYTHING, resume
 save_file(resume(EVERYTHING, Path({str(tmp_path)!r})), {str(tmp_path / "end")!r})
+assert "torch._dynamo" not in sys.modules  # its import takes a second
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert differing(straight(EVERYTHING), load_file(tmp_path / "end")) == []

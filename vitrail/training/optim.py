@@ -1,6 +1,7 @@
 """Parameter groups, layer-wise learning-rate decay, optimizers, and EMA weights."""
 
 import copy
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
@@ -38,7 +39,7 @@ def build_optimizer(
     """
     matrices = dict(matrices or {}) if config.optimizer == "muon" else {}
     groups = group_parameters(model, config, layer_index, no_weight_decay, matrices)
-    optimizer = Muon if config.optimizer == "muon" else torch.optim.AdamW
+    optimizer = Muon if config.optimizer == "muon" else AdamW
     return optimizer(groups, lr=config.lr, fused=True)
 
 
@@ -72,7 +73,19 @@ def group_parameters(
     ]
 
 
-class Muon(torch.optim.AdamW):
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW without its decorators for torch.compile, whose import takes a second."""
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    update_adam = inspect.unwrap(torch.optim.AdamW.step)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.update_adam()
+
+
+class Muon(AdamW):
     """Muon for the groups with `matrices` (Jordan et al., 2024), AdamW for the others.
 
     Muon replaces the momentum of a matrix by the nearest orthogonal matrix, so that all directions
