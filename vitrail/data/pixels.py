@@ -36,9 +36,9 @@ def convert_pixels(pixels: Pixels, wanted: PixelType | None) -> Pixels:
     "uint8" gives uint8. "uint16" gives float32 from 0 to 1, white, so that 8 bits fit in too.
     "float32" gives the numbers as they are, and refuses integers, whose unit is another one.
     """
-    found = str(pixels.dtype)
-    if wanted is None or found == wanted == "uint8":
+    if wanted is None or (wanted == "uint8" and pixels.dtype == np.uint8):
         return pixels
+    found = str(pixels.dtype)
     if wanted == "float32":
         if found != "float32":
             raise UserError(f"{found} pixels; the model expects floats: convert them")

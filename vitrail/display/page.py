@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ THUMBNAIL_SIDE = 176  # pixels: twice the size on the page, for high-resolution 
 TINY = 64  # pixels: an image up to this size is embedded unchanged and enlarged without smoothing
 
 
+@cache
 def load_templates(folder: Path) -> "Environment":
     """The templates of a folder, which may include `look.css` and `head.html`.
 

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -143,7 +144,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
 
 def check_settings(cls: type, table: Mapping[str, Any], prefix: str = "") -> None:
     """Raises for an unknown key or a value of the wrong type."""
-    known = get_type_hints(cls)
+    known = cached_type_hints(cls)
     for key, value in table.items():
         if key not in known:
             near = get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)
@@ -158,6 +159,12 @@ def check_settings(cls: type, table: Mapping[str, Any], prefix: str = "") -> Non
             check_settings(section, value, f"{prefix}{key}.")
         else:
             raise UserError(f"{prefix}{key} is {value!r}; give a section [{prefix}{key}]")
+
+
+@cache
+def cached_type_hints(cls: type) -> dict[str, Any]:
+    """The types of the fields; many runs in one process read many recipes."""
+    return get_type_hints(cls)
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
