@@ -23,7 +23,7 @@ faults: $(READY)
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 
 bench: .venv-bench/.installed
 	.venv-bench/bin/python -m bench
