@@ -21,6 +21,8 @@ from vitrail.exporting.openvino_file import write_openvino
 from vitrail.exporting.proof import collect_reference, run_torch
 from vitrail.model.config import ViTConfig
 
+CONVERTED = {"avg", "map", "rotary", "hybrid", "conv"}  # to OpenVINO: all operators, all options
+
 
 class Exported(NamedTuple):
     kind: str
@@ -71,6 +73,8 @@ def test_onnx_equals_torch_at_every_batch_size(exported, batch):
 
 
 def test_openvino_equals_torch(exported, tmp_path):
+    if exported.kind not in CONVERTED and os.environ.get("VITRAIL_FAULTS") != "full":
+        pytest.skip("only in `make faults`")
     write_openvino(exported.path, tmp_path / "model.xml", {})
     engine = open_openvino(tmp_path / "model.xml", 1)
     for batch in (1, 3):

@@ -149,10 +149,12 @@ def begin_again(folder, whole, happening=lambda rank: None):
     assert same(folder, whole)
 
 
-@pytest.fixture
-def whole(tmp_path):
-    folder = tmp_path / "whole"
-    assert run_ranks(3, train(folder))[0][1]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("distributed") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrail.run.plan.TRIAL", 0.0)
+        assert run_ranks(3, train(folder))[0][1]
     return folder
 
 
@@ -169,7 +171,7 @@ def start_over(rank):
     Loader.training = lambda self, *of: training(self)
 
 
-@pytest.mark.parametrize("broken", [forget, start_over])
+@pytest.mark.parametrize("broken", [forget, pytest.param(start_over, marks=pytest.mark.full)])
 def test_a_second_attempt_that_forgets_would_be_noticed(tmp_path, whole, broken):
     with pytest.raises(AssertionError):
         begin_again(tmp_path / "part", whole, broken)
