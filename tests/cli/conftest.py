@@ -1,4 +1,4 @@
-"""How a command is called, and one small run that the tests of a file share."""
+"""How a command is called, and one small run that all tests share."""
 
 import pytest
 
@@ -21,11 +21,12 @@ def call(capsys, *arguments):
     return code, out.out, out.err
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """One run for all tests below."""
+    """One run, which no test changes."""
     path = tmp_path_factory.mktemp("runs") / "digits"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitrail.run.plan.TRIAL", 0.0)
+        patch.setattr("vitrail.run.finish.make_report", lambda *rest: None)
         main(["train", "digits", *FLAGS, "--out", str(path), "--json"])
     return path

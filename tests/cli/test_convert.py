@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from tests.cli.conftest import call
 from tests.zoo import samples
 from vitrail.zoo.load import load_weights
 
@@ -19,13 +20,11 @@ def vitrail(*arguments):
 FLAGS = ["--vit.heads", "3", "--vit.image", "24", "30", "--preprocess", "imagenet"]
 
 
-@pytest.mark.slow
-def test_convert_prints_the_promised_keys_and_writes_what_loads(tmp_path):
+def test_convert_prints_the_promised_keys_and_writes_what_loads(tmp_path, capsys):
     torch.save(samples.tensors("timm-cls"), tmp_path / "in.pth")
-    done = vitrail(
-        "convert", tmp_path / "in.pth", "--to", "timm", "--out", tmp_path / "out", *FLAGS, "--json"
-    )
-    document = json.loads(done.stdout)
+    target = ("--to", "timm", "--out", tmp_path / "out")
+    _, out, err = call(capsys, "convert", tmp_path / "in.pth", *target, *FLAGS, "--json")
+    document = json.loads(out)
     keys = ["source", "target", "format", "loaded", "resized", "adapted", "left_out", "assumed"]
     assert list(document) == keys
     assert (document["loaded"], document["target"]) == (
@@ -33,18 +32,17 @@ def test_convert_prints_the_promised_keys_and_writes_what_loads(tmp_path):
         str(tmp_path / "out"),
     )
     samples.equal(load_weights(tmp_path / "out").model, "timm-cls")
-    assert "heads 3: as requested" in done.stderr
+    assert "heads 3: as requested" in err
 
 
-@pytest.mark.slow
-def test_changes_to_the_weights_are_printed(tmp_path):
+def test_changes_to_the_weights_are_printed(tmp_path, capsys):
     torch.save(samples.tensors("timm-cls"), tmp_path / "in.pth")
     more = ["--vit.classes", "4", "--vit.depth", "1"]
     target = ["--to", "vitrail", "--out", tmp_path / "out.safetensors"]
-    done = vitrail("convert", tmp_path / "in.pth", *target, *FLAGS, *more)
-    assert "adapted: classes 7 -> classes 4" in done.stdout
-    assert "adapted: depth 2 -> 1" in done.stdout
-    assert done.returncode == 0 and "Traceback" not in done.stderr
+    code, out, _ = call(capsys, "convert", tmp_path / "in.pth", *target, *FLAGS, *more)
+    assert "adapted: classes 7 -> classes 4" in out
+    assert "adapted: depth 2 -> 1" in out
+    assert code == 0
 
 
 @pytest.mark.slow
@@ -67,7 +65,7 @@ def test_the_table_of_weights_has_the_promised_keys_without_torch():
     assert all(keys < set(row) and row["licence"] for row in rows)
 
 
-def test_the_table_of_weights_prints_whole_names():
-    done = vitrail("models", "--weights")
-    assert "hf:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k" in done.stdout
-    assert "75.5%" in done.stdout
+def test_the_table_of_weights_prints_whole_names(capsys):
+    _, out, _ = call(capsys, "models", "--weights")
+    assert "hf:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k" in out
+    assert "75.5%" in out

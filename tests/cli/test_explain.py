@@ -10,6 +10,7 @@ from PIL import Image
 
 import vitrail
 from tests.cli.conftest import call
+from tests.data.samples import encoded
 from tests.insight.samples import small
 from vitrail.cli import explain as verb
 from vitrail.zoo.file import save_model
@@ -20,10 +21,11 @@ NAMES = ["tench", "sturgeon, great", "eel", "3", "coho"]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Pictures of few dots: what is in them is tested elsewhere."""
-    monkeypatch.setattr("vitrail.insight.canvas.DPI", 20)
-    monkeypatch.setattr("vitrail.insight.canvas.render_png.__defaults__", (20,))
+def lightly(monkeypatch):
+    """Figures are drawn but not rendered, which takes most of the time and is tested elsewhere."""
+    blank = encoded(0)
+    for module in ("canvas", "explanation"):
+        monkeypatch.setattr(f"vitrail.insight.{module}.render_png", lambda figure: blank)
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ def pictures(tmp_path_factory):
 
 def test_train_prints_one_json_document(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+    monkeypatch.setattr("vitrail.run.finish.make_report", lambda *rest: None)
     code, out, err = call(capsys, "train", "digits", *FLAGS, "--out", tmp_path / "r", "--json")
     assert code == 0
     keys = ["run", "model", "epochs", "steps", "seconds", "val", "test", "trust"]

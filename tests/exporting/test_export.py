@@ -16,27 +16,11 @@ from vitrail.exporting import quantize, writers
 from vitrail.exporting.engine import open_onnx, open_openvino
 from vitrail.exporting.export import export_model
 from vitrail.exporting.formats import FORMATS
-from vitrail.exporting.onnx_file import OPSET, build_onnx
+from vitrail.exporting.onnx_file import OPSET
 from vitrail.exporting.proof import Proof, to_float
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
 TARGETS = {"onnx": "a.onnx", "openvino": "a.xml", "torch": "a.pt2"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def trace_once():
-    """Tracing takes seconds: exports of the same model with the same options share it."""
-    traced = {}
-
-    def build(graph, example):
-        key = (graph.model.config, graph.options, float(graph.model.head.bias.sum()))
-        if key not in traced:
-            traced[key] = build_onnx(graph, example)
-        return traced[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writers, "build_onnx", build)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
-"""The fixtures of runs serve here too."""
+"""The fixtures of runs and of exports serve here too."""
 
+from tests.exporting.traces import trace_once
 from tests.run.conftest import photos
 
-__all__ = ["photos"]
+__all__ = ["photos", "trace_once"]

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 
 import numpy as np
@@ -110,20 +109,6 @@ def test_the_page_names_what_it_omits():
 
 
 # --- in a browser ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    path = shutil.which("chromium")
-    if path is None:
-        yield None
-        return
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture

@@ -18,6 +18,14 @@ SMALL = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_probes():
+    """Probes of few images: fitting them takes longer than a tiny pretraining."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrail.run.quality.PROBE_IMAGES", 300)
+        yield
+
+
 @pytest.fixture
 def digits(tmp_path, monkeypatch):
     """Trains a tiny model on digits: `digits(out, **arguments)`."""

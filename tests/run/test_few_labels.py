@@ -14,11 +14,11 @@ from vitrail.run.recipe import read_recipe
 PLAIN = {**SMALL, "train": {"batch": 64, "log_every": 5}, "data": {"workers": 0}}
 
 
-@pytest.fixture
-def pretrained(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
-    run = vitrail.pretrain("digits", out=tmp_path / "pre", settings=TINY, report=False, quiet=True)
-    return run.folder
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A pretraining, which no test changes."""
+    out = tmp_path_factory.mktemp("runs") / "pre"
+    return vitrail.pretrain("digits", out=out, settings=TINY, report=False, quiet=True).folder
 
 
 def test_training_from_a_pretraining_uses_the_recipe_from_scratch(pretrained, digits):

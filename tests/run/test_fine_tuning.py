@@ -1,6 +1,8 @@
 """Training from weights: they arrive whole, learn slowly at the bottom, and may be gone later."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,10 +27,16 @@ AGAIN = {
 FASTER = merge_settings(AGAIN, {"train": {"lr": 5e-3, "probe": 0}})  # no linear probe to keep
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "source"
+    return vitrail.train("digits", out=out, settings=SMALL, report=False, quiet=True).folder
+
+
 @pytest.fixture
-def weights(digits):
-    """A tiny run to start from."""
-    return digits("source").folder
+def weights(source, tmp_path):
+    """A tiny run to start from, and to change."""
+    return Path(shutil.copytree(source, tmp_path / "source"))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.exporting.traces import trace_once
 from vitrail.exporting.engine import ENGINE_SUFFIXES
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
@@ -24,6 +25,8 @@ from vitrail.server.lifecycle import run_server
 from vitrail.server.model import load_served
 from vitrail.server.serve import bind
 from vitrail.zoo.file import save_model
+
+__all__ = ["trace_once"]
 
 CLASSES = ["cat", "dog", "heron", "newt"]
 

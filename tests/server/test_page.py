@@ -2,7 +2,6 @@
 
 import io
 import re
-import shutil
 import time
 
 import numpy as np
@@ -17,21 +16,6 @@ __all__ = ["calibrated", "weights"]
 
 HOSTILE = "<img src=x onerror=\"document.title='hit'\">"
 TOKEN = "0123456789abcdef0123"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    path = shutil.which("chromium")
-    if path is None:
-        yield None
-        return
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=flags)
-        yield running
-        running.close()
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from vitrail.tuning import study as studies
 
 SMALL = {
     "vit": {"width": 16, "depth": 1, "heads": 1},
-    "train": {"steps": 44, "batch": 64, "ema": 0.0},
+    "train": {"steps": 14, "batch": 192, "ema": 0.0},  # two epochs
     "data": {"workers": 0},
 }
 TIMED = {**SMALL, "train": {"batch": 64, "ema": 0.0}}  # `minutes` set the length
@@ -530,10 +530,9 @@ def late(number, frame):
     raise SystemExit(128 + number)
 signal.signal(signal.SIGTERM, late)
 """
-LARGE = {
-    "vit": {"width": 96, "depth": 6, "heads": 1},
-    "train": {"steps": 100_000, "batch": 256, "save_every": 10**9, "log_every": 1},
-    "data": {"workers": 0},
+LONG = {
+    **SMALL,
+    "train": {"steps": 100_000, "batch": 64, "save_every": 10**9, "log_every": 1},
 }
 
 
@@ -542,7 +541,7 @@ LARGE = {
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
 )
 def test_a_signal_to_all_processes_lets_each_save_its_run(start, tmp_path, number):
-    child = start("trials=2, jobs=2", LATE, LARGE)
+    child = start("trials=2, jobs=2", LATE, LONG)
     journals = [tmp_path / "out" / "trials" / f"00{n}" / "log.jsonl" for n in (0, 1)]
     wait_until(lambda: all(one.exists() and one.stat().st_size for one in journals), child)
     os.killpg(child.pid, number)

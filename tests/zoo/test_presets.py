@@ -42,9 +42,11 @@ def test_macs_are_the_papers_to_the_printed_digit(name, published):
     assert f"{count_macs(preset(name)) / 1e9:.1f}" == published
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_closed_forms_equal_the_real_model(name):
-    config = preset(name)
+@pytest.mark.parametrize(
+    ("name", "changes"), [*((name, {"depth": 2}) for name in PRESETS), ("Ti/16", {}), ("H/14", {})]
+)
+def test_closed_forms_equal_the_real_model(name, changes):
+    config = preset(name, **changes)
     with torch.device("meta"):
         model = ViT(config).eval()
         image = torch.zeros(1, config.channels, *config.size)

@@ -19,27 +19,24 @@ def page(tmp_path_factory):
 
 
 @pytest.fixture
-def browse(need, page):
+def browse(need, browser, page):
     """Opens the page: `browse(**settings)`; afterwards nothing may have gone wrong on it."""
-    from playwright.sync_api import sync_playwright
+    need("chromium")
+    complaints, contexts = [], []
 
-    complaints = []
-    with sync_playwright() as player:
-        browser = player.chromium.launch(
-            executable_path=need("chromium"), args=["--no-sandbox", "--disable-gpu"]
-        )
+    def open_page(path=page, **settings):
+        contexts.append(browser.new_context(**settings))
+        tab = contexts[-1].new_page()
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda request: network(request.url, complaints))
+        tab.goto(path.as_uri())
+        tab.complaints = complaints
+        return tab
 
-        def open_page(path=page, **settings):
-            tab = browser.new_context(**settings).new_page()
-            tab.on("console", lambda message: complaints.append(message.text))
-            tab.on("pageerror", lambda error: complaints.append(str(error)))
-            tab.on("request", lambda request: network(request.url, complaints))
-            tab.goto(path.as_uri())
-            tab.complaints = complaints
-            return tab
-
-        yield open_page
-        browser.close()
+    yield open_page
+    for context in contexts:
+        context.close()
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +138,7 @@ def test_a_thousand_classes_fit_on_paper(browse, crowd):
 @pytest.mark.slow
 def test_an_unescaped_name_or_another_script_would_be_noticed(browse, page, tmp_path, monkeypatch):
     def trusting(folder):
-        environment = load_templates(folder)
+        environment = load_templates.__wrapped__(folder)  # not the one that is cached
         environment.autoescape = False
         return environment
 

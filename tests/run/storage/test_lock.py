@@ -43,19 +43,41 @@ def test_the_lock_of_a_killed_process_does_not_block(tmp_path):
         assert str(os.getpid()) in (tmp_path / ".owner").read_text()
 
 
-def attempt(path: Path) -> bool:
-    """Whether another process gets the lock."""
-    done = subprocess.run([sys.executable, "-c", HOLD, path, "0"], capture_output=True)
-    return done.returncode == 0
+ATTEMPT = """
+import sys
+from vitrail.errors import UserError
+from vitrail.run.storage.lock import lock_folder
+for line in sys.stdin:
+    try:
+        with lock_folder(line.rstrip("\\n")):
+            print("held", flush=True)
+    except UserError:
+        print("refused", flush=True)
+"""
 
 
-def test_the_lock_holds_while_the_block_runs_and_no_longer(tmp_path):
+@pytest.fixture(scope="module")
+def attempt():
+    """Whether another process gets the lock, the same one in all tests: `attempt(path)`."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ATTEMPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+
+        def ask(path: Path) -> bool:
+            print(path, file=other.stdin, flush=True)
+            return {"held": True, "refused": False}[other.stdout.readline().strip()]
+
+        yield ask
+        other.stdin.close()
+
+
+def test_the_lock_holds_while_the_block_runs_and_no_longer(attempt, tmp_path):
     with lock_folder(tmp_path):
         assert not attempt(tmp_path)
     assert attempt(tmp_path)
 
 
-def test_a_process_cannot_lock_twice(tmp_path):
+def test_a_process_cannot_lock_twice(attempt, tmp_path):
     with lock_folder(tmp_path):
         with (
             pytest.raises(UserError, match=f"in use by process {os.getpid()}"),
@@ -67,14 +89,14 @@ def test_a_process_cannot_lock_twice(tmp_path):
         pass
 
 
-def test_an_error_in_the_block_releases_the_lock_and_is_raised(tmp_path):
+def test_an_error_in_the_block_releases_the_lock_and_is_raised(attempt, tmp_path):
     with pytest.raises(FileNotFoundError), lock_folder(tmp_path):
         (tmp_path / "nothing").read_text()
     assert attempt(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only waits
-def test_workers_that_outlive_the_process_do_not_hold_its_lock(tmp_path):
+def test_workers_that_outlive_the_process_do_not_hold_its_lock(attempt, tmp_path):
     with lock_folder(tmp_path):
         worker = os.fork()
         if worker == 0:
@@ -106,7 +128,7 @@ with lock_folder(sys.argv[1]):
 """
 
 
-def test_workers_of_a_killed_process_do_not_hold_its_lock(tmp_path):
+def test_workers_of_a_killed_process_do_not_hold_its_lock(attempt, tmp_path):
     with subprocess.Popen([sys.executable, "-c", FORK, tmp_path], stdout=subprocess.PIPE) as holder:
         worker = int(holder.stdout.readline())
         holder.kill()
