@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitrail.training.optim import LBFGS
+
 PENALTIES = (0.3, 0.1, 0.03, 0.01, 0.003)  # on the squared weights of standardised features
 FOLDS = 3
 ITERATIONS = 40  # of L-BFGS for each penalty; the next one starts where this one ended
@@ -81,7 +83,7 @@ def minimise(
 ) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy plus penalty / 2 times the squared weights, by L-BFGS from a start."""
     weight, bias = (tensor.clone().requires_grad_() for tensor in (weight, bias))
-    optimizer = torch.optim.LBFGS(
+    optimizer: torch.optim.LBFGS = LBFGS(
         [weight, bias], max_iter=ITERATIONS, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
     )
 

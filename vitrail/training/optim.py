@@ -73,11 +73,20 @@ def group_parameters(
     ]
 
 
-class AdamW(torch.optim.AdamW):
-    """torch's AdamW without its decorators for torch.compile, whose import takes a second."""
+class EagerOptimizer(torch.optim.Optimizer):
+    """torch's optimizer without its decorators for torch.compile, whose import takes a second."""
 
-    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class LBFGS(EagerOptimizer, torch.optim.LBFGS):
+    """torch's L-BFGS, eager."""
+
+
+class AdamW(EagerOptimizer, torch.optim.AdamW):
+    """torch's AdamW, eager."""
+
     update_adam = inspect.unwrap(torch.optim.AdamW.step)
 
     @torch.no_grad()
