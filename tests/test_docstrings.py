@@ -56,7 +56,7 @@ def workplace(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setenv("VITRAIL_CACHE", str(place / "cache"))
-        patch.setattr("vitrail.run.quality.PROBE_IMAGES", 300)
+        patch.setattr("vitrail.heads.logistic.ITERATIONS", 5)
         for number in (1, 2):
             vitrail.train(
                 "digits",

@@ -16,7 +16,7 @@ def backbone(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "digits-pre"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitrail.run.plan.TRIAL", 0.0)
-        patch.setattr("vitrail.run.quality.PROBE_IMAGES", 300)
+        patch.setattr("vitrail.heads.logistic.ITERATIONS", 5)
         main(["pretrain", "digits", *SHORT, "--out", str(path), "--json"])
     return path
 

@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitrail
+from vitrail.heads import logistic
 from vitrail.run.drive import Driver
 
 SMALL = {
@@ -20,9 +21,15 @@ SMALL = {
 
 @pytest.fixture(scope="module", autouse=True)
 def small_probes():
-    """Probes of few images: fitting them takes longer than a tiny pretraining."""
+    """Probes of few iterations: fitting them takes longer than a tiny pretraining."""
+
+    def fit(*arguments):
+        with pytest.MonkeyPatch.context() as fewer:
+            fewer.setattr(logistic, "ITERATIONS", 5)
+            return logistic.fit_logistic(*arguments)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitrail.run.quality.PROBE_IMAGES", 300)
+        patch.setattr("vitrail.run.quality.fit_logistic", fit)
         yield
 
 
