@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +18,9 @@ from vitrail.data.image import load_image
 from vitrail.display.page import data_uri, encode_image
 from vitrail.errors import UserError
 from vitrail.exporting.engine import ENGINE_SUFFIXES, EngineName, thread_count
-from vitrail.files import check_regular
+from vitrail.files import check_regular, expand_user
 from vitrail.inference.engine_classifier import EngineClassifier, restore_bytes
+from vitrail.zoo.files.find import collect_weight_files
 
 if TYPE_CHECKING:
     from vitrail.inference.classifier import Classifier
@@ -95,7 +97,7 @@ class ServedModel:
         import vitrail
 
         loaded = vitrail.load(self.path, device=self.device, engine="torch")
-        if hash_files(collect_weight_files(self.path)) != self.sha256:
+        if hash_files(collect_model_files(self.path)) != self.sha256:
             raise ModelReplaced("the model file was replaced; send SIGHUP to serve the new one")
         return loaded
 
@@ -174,6 +176,10 @@ class ServedModel:
             answer["top"] = answer["top"][:top]
         return {**answer, "sha256": self.sha256}
 
+    def answer_probe(self, alone: bool) -> None:
+        """Proves that the model answers."""
+        self.answer(self.logits([self.decode(self.probe)], alone)[0], top=1)
+
     def probabilities(self, row: Array) -> list[float]:
         """The probability of every class, calibrated."""
         values: list[float] = self.predictor.softmax(
@@ -233,7 +239,7 @@ def load_served(
     import vitrail
     from vitrail.inference.verify import check_same_answers
 
-    weights = collect_weight_files(path)
+    weights = collect_model_files(path)
     before = file_states(weights)
     sha256 = hash_files(weights)
     classifier = vitrail.load(path, device=device, engine=engine)
@@ -247,11 +253,13 @@ def load_served(
         max_bytes=max_bytes,
         max_pixels=max_pixels,
     )
-    for alone in (True, False):
-        model.answer(model.logits([model.decode(model.probe)], alone)[0], top=1)
+    with ThreadPoolExecutor(1) as pool:  # an engine opens the file once more for the lanes
+        in_lane = pool.submit(model.answer_probe, alone=False)
+        model.answer_probe(alone=True)
+        check_same_answers(classifier, path)
+        in_lane.result()
     if file_states(weights) != before:
         raise UserError(f"{path} was changed while it was loaded; try again")
-    check_same_answers(classifier, path)
     return model
 
 
@@ -259,18 +267,17 @@ def is_exported(path: str) -> bool:
     return Path(path).suffix.lower() in ENGINE_SUFFIXES
 
 
-def collect_weight_files(path: str) -> list[Path]:
-    """The files that hold the weights."""
+def collect_model_files(path: str) -> list[Path]:
+    """The files that hold the weights; torch is not imported for files on this machine."""
     if is_exported(path):
         beside = Path(path).with_suffix(".bin")  # the weights of OpenVINO
         return [Path(path), *([beside] if path.endswith(".xml") and beside.is_file() else [])]
-    from vitrail.zoo.files.open import INDEX_SUFFIX, read_shard_index
-    from vitrail.zoo.locate import locate_checkpoint
+    place = expand_user(path)
+    if not place.exists():  # a name on the hub or in the table of published weights
+        from vitrail.zoo.locate import locate_checkpoint
 
-    main = locate_checkpoint(path).weights
-    if not main.name.endswith(INDEX_SUFFIX):
-        return [main]
-    return [main, *(main.parent / name for name in sorted(set(read_shard_index(main).values())))]
+        place = locate_checkpoint(path).weights
+    return collect_weight_files(place)
 
 
 def file_states(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
