@@ -52,6 +52,16 @@ def error_response(status: int, message: str, headers: dict[str, str] | None = N
     return json_response({"error": message}, status, headers)
 
 
+def routing_error(error: HTTPException) -> Response:
+    """The answer to a path or method that no route has."""
+    headers = dict(error.headers or {})
+    message = {
+        404: "no such endpoint; openapi.json lists them",
+        405: f"this endpoint takes {headers.get('Allow', 'other')} requests",
+    }.get(error.status_code, error.detail)
+    return error_response(error.status_code, message, headers)
+
+
 class Endpoints:
     """One method for each route; `openapi` describes them."""
 
@@ -221,9 +231,7 @@ def build_app(service: Service) -> Starlette:
     ]
     handlers: dict[Any, Any] = {
         HttpError: lambda _, error: error_response(error.status, error.message, error.headers),
-        HTTPException: lambda _, error: error_response(
-            error.status_code, error.detail, dict(error.headers or {})
-        ),
+        HTTPException: lambda _, error: routing_error(error),
         Refusal: lambda _, error: error_response(
             429, str(error), {"retry-after": str(error.retry_after)}
         ),
