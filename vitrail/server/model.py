@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -176,10 +175,6 @@ class ServedModel:
             answer["top"] = answer["top"][:top]
         return {**answer, "sha256": self.sha256}
 
-    def answer_probe(self, alone: bool) -> None:
-        """Proves that the model answers."""
-        self.answer(self.logits([self.decode(self.probe)], alone)[0], top=1)
-
     def probabilities(self, row: Array) -> list[float]:
         """The probability of every class, calibrated."""
         values: list[float] = self.predictor.softmax(
@@ -253,13 +248,11 @@ def load_served(
         max_bytes=max_bytes,
         max_pixels=max_pixels,
     )
-    with ThreadPoolExecutor(1) as pool:  # an engine opens the file once more for the lanes
-        in_lane = pool.submit(model.answer_probe, alone=False)
-        model.answer_probe(alone=True)
-        check_same_answers(classifier, path)
-        in_lane.result()
+    for alone in (True, False):
+        model.answer(model.logits([model.decode(model.probe)], alone)[0], top=1)
     if file_states(weights) != before:
         raise UserError(f"{path} was changed while it was loaded; try again")
+    check_same_answers(classifier, path)
     return model
 
 
