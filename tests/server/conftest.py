@@ -140,7 +140,7 @@ def start(model_file):
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        assert ready.wait(30)
+        assert ready.wait(120)
         running.append((*box[0], thread))
         found = Running(listener.getsockname()[1], box[0][0])
         found.loop = box[0][1]

@@ -90,8 +90,8 @@ def test_every_batch_size_gives_the_answers_of_single_images(server, classifier)
         ("/attention?head=9", JPEG, 400, "head must be"),
         ("/attention?row=16", JPEG, 400, "row must be"),
         ("/attention?format=csv", JPEG, 400, "unknown format"),
-        ("/nowhere", JPEG, 404, "Not Found"),
-        ("/model", JPEG, 405, "Method Not Allowed"),
+        ("/nowhere", JPEG, 404, "no such endpoint; openapi.json lists them"),
+        ("/model", JPEG, 405, "this endpoint takes GET, HEAD"),
     ],
 )
 def test_a_mistake_has_its_status_and_one_line(server, path, body, status, words):

@@ -1,5 +1,6 @@
 """The queue: batches of what waits, refusals by predicted wait, callers who hang up."""
 
+import base64
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,6 @@ import torch
 import vitrail
 from tests.server.conftest import picture
 from tests.server.test_limits import post
-from vitrail.server.batching import SMOOTHING, Refusal
 from vitrail.server.config import ServeConfig
 from vitrail.server.model import ServedModel
 from vitrail.server.service import CPU_BATCH
@@ -96,7 +96,7 @@ def test_a_caller_who_hangs_up_leaves_the_queue(crowd, slow):
         with crowd.connect() as link:
             link.sendall(post(JPEG))
             wait_until(lambda: len(batcher.waiting) == 1)
-        wait_until(lambda: batcher.images == 1)
+        wait_until(lambda: batcher.admission.images == 1)
         gate.set()
         assert first.result().status == 200
     time.sleep(0.05)
@@ -125,41 +125,39 @@ def test_overload_is_refused_before_the_body_is_read(start, slow):
     gate.set()
     server = start(max_wait=0.5)
     gate.clear()
-    batcher = server.server.service.batcher
-    batcher.seconds = 0.2
+    admission = server.server.service.admission
+    admission.seconds = 0.3
     with ThreadPoolExecutor(4) as pool:
-        accepted = [pool.submit(server.call, "/predict", JPEG)]
-        wait_until(lambda: batcher.images == 1)
-        accepted.append(pool.submit(server.call, "/predict", JPEG))
-        wait_until(lambda: batcher.images == 2)
+        accepted = []
+        for images in (1, 2):
+            accepted.append(pool.submit(server.call, "/predict", JPEG))
+            wait_until(lambda images=images: admission.images == images)
         with server.connect() as link:
             link.sendall(post(b"", length=10**6))  # the body itself is never sent
             head = link.recv(4096)
         assert b" 429 " in head[:20] and b"\r\nretry-after: 1\r\n" in head
-        batcher.seconds = 2.0
+        admission.seconds = 2.0
         answer = server.call("/predict", JPEG)
-        assert answer.status == 429 and answer.headers["retry-after"] == "6"  # 3 x 2 s - 0.5 s
-        assert "retry in 6 s" in answer.json["error"]
+        assert answer.status == 429 and answer.headers["retry-after"] == "4"  # 2 x 2 s - 0.5 s
+        assert "retry in 4 s" in answer.json["error"]
         gate.set()
         assert [one.result().status for one in accepted] == [200, 200]
     assert server.call("/predict", JPEG).status == 200  # an idle server takes any request
 
 
-def test_slow_senders_do_not_count_for_long(crowd):
-    batcher = crowd.server.service.batcher
-    batcher.reading = {object(): time.monotonic() - 2.0 for _ in range(100)}
-    assert batcher.predict_wait() == pytest.approx(batcher.seconds)
-    batcher.reading = {object(): time.monotonic() for _ in range(100)}
-    assert batcher.predict_wait() == pytest.approx(101 * batcher.seconds)
-    batcher.reading = {}
-
-
-def test_one_huge_image_does_not_close_the_server(crowd):
-    batcher = crowd.server.service.batcher
-    batcher.seconds, batcher.last_done = 0.01, time.monotonic() - 100
-    batcher.busy_since = batcher.last_done
-    batcher._measure(1, time.monotonic())
-    assert batcher.seconds == pytest.approx(SMOOTHING * 0.01 + (1 - SMOOTHING) * 0.04)
+def test_a_list_that_arrives_too_late_is_refused(crowd):
+    """The queue may fill while a body arrives: it is checked again."""
+    admission = crowd.server.service.admission
+    body = b'["' + base64.b64encode(JPEG) + b'"]'
+    with crowd.connect() as link:
+        link.sendall(post(body)[:-10])
+        wait_until(lambda: len(admission.reading) == 1)
+        admission.images += 10**9
+        try:
+            link.sendall(body[-10:])
+            assert b" 429 " in link.recv(4096)[:20]
+        finally:
+            admission.images -= 10**9
 
 
 def test_explanations_have_a_lane_of_their_own(crowd, monkeypatch):
@@ -183,7 +181,3 @@ def test_explanations_and_predictions_do_not_mix(crowd):
         found = [pool.submit(crowd.call, "/explain", JPEG) for _ in range(3)]
         assert {one.result().status for one in busy} == {200}
         assert all(one.result().json == expected for one in found)
-
-
-def test_the_wait_is_a_whole_number_of_seconds():
-    assert [Refusal(wait).retry_after for wait in (-1, 0.2, 1.2, 1e9)] == [1, 1, 2, 60]

@@ -44,7 +44,12 @@ def test_an_exported_model_answers_like_its_weights(start, onnx):
     assert refused.json["error"].endswith("or export it with --features")
 
 
-def test_serving_an_exported_model_does_not_import_torch(onnx):
+@pytest.mark.parametrize("name", ["birds.onnx", "model.safetensors"])
+def test_serving_in_an_engine_does_not_import_torch(onnx, tmp_path, monkeypatch, name):
+    """Nor does it for weights whose export is cached, as from the second start on."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    path = onnx.with_name(name)
+    vitrail.load(path, engine="onnxruntime")
     code = f"""
 import asyncio, sys, threading
 sys.modules["torch"] = None
@@ -53,7 +58,7 @@ from vitrail.server.config import ServeConfig
 from vitrail.server.lifecycle import run_server
 from vitrail.server.serve import bind, load_model_to_serve
 
-load = partial(load_model_to_serve, {str(onnx)!r}, engine="auto", device="auto",
+load = partial(load_model_to_serve, {str(path)!r}, engine="onnxruntime", device="cpu",
                max_bytes=10**7, max_pixels=10**7)
 def stop(server):
     print(server.service.model.engine)

@@ -37,16 +37,23 @@ def resize_with_numpy(
 ) -> np.ndarray:
     """Resizes with antialiasing: first every row, then every column, rounded in between."""
     if pixels.shape[1] != size[1]:
+        parts = np.array_split(pixels, math.ceil(len(pixels) / ROWS))
         pixels = np.concatenate(
             [
-                resize_first_axis(rows.transpose(1, 0, 2), size[1], interpolation)
-                for rows in np.array_split(pixels, math.ceil(len(pixels) / ROWS))
-            ],
-            axis=1,
-        ).transpose(1, 0, 2)
+                transpose_image(resize_first_axis(transpose_image(rows), size[1], interpolation))
+                for rows in parts
+            ]
+        )
     if pixels.shape[0] != size[0]:
         pixels = resize_first_axis(pixels, size[0], interpolation)
     return np.ascontiguousarray(pixels)
+
+
+def transpose_image(pixels: np.ndarray) -> np.ndarray:
+    """Copies (H, W, C) to (W, H, C), a whole pixel at a time."""
+    height, width, channels = pixels.shape
+    whole = np.ascontiguousarray(pixels).view(f"V{channels}").reshape(height, width)
+    return np.ascontiguousarray(whole.T).view(np.uint8).reshape(width, height, channels)
 
 
 def resize_first_axis(pixels: np.ndarray, size: int, interpolation: Interpolation) -> np.ndarray:
@@ -56,10 +63,10 @@ def resize_first_axis(pixels: np.ndarray, size: int, interpolation: Interpolatio
     resized = np.empty((size, values.shape[1]), np.uint8)
     for first, (start, weights) in zip(range(0, size, BLOCK), blocks, strict=True):
         stop = start + weights.shape[1]
-        sums = (weights @ values[start:stop].astype(np.float64)).astype(np.int64)
+        sums = (weights @ values[start:stop].astype(np.float64)).astype(np.int32)
         sums += 1 << (bits - 1)
         sums >>= bits
-        resized[first : first + len(weights)] = sums.clip(0, 255)
+        resized[first : first + len(weights)] = np.minimum(np.maximum(sums, 0), 255)
     return resized.reshape(size, *pixels.shape[1:])
 
 

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from vitrail.errors import UserError
 from vitrail.server import kserve
+from vitrail.server.admission import Refusal
 from vitrail.server.assets import load_assets
-from vitrail.server.batching import Refusal
 from vitrail.server.explaining import NotExplainable
 from vitrail.server.model import ModelReplaced
 from vitrail.server.openapi import describe_api
@@ -52,6 +52,16 @@ def error_response(status: int, message: str, headers: dict[str, str] | None = N
     return json_response({"error": message}, status, headers)
 
 
+def routing_error(error: HTTPException) -> Response:
+    """The answer to a path or method that no route has."""
+    headers = dict(error.headers or {})
+    message = {
+        404: "no such endpoint; openapi.json lists them",
+        405: f"this endpoint takes {headers.get('Allow', 'other')} requests",
+    }.get(error.status_code, error.detail)
+    return error_response(error.status_code, message, headers)
+
+
 class Endpoints:
     """One method for each route; `openapi` describes them."""
 
@@ -61,11 +71,10 @@ class Endpoints:
     async def predict(self, request: Request) -> Response:
         check_parameters(request, ("top", "class", "mask", "cropped", "crop"))
         service, model = self.service, self.service.model
-        service.batcher.admit()
         top = number_parameter(request, "top", TOP, 1, MAX_TOP)
         index = self.class_parameter(request)
         options, crop = image_options(request), switch_parameter(request, "crop")
-        with service.batcher.count_reading():
+        with service.admission.count_reading():
             body = await read_body(request, service.config)
         images = split_images(body)
 
@@ -78,10 +87,9 @@ class Endpoints:
             found = model.answer(row, top, index)
             return {**found, "crop": model.crop_uri(x)} if crop else found
 
+        service.admission.admit()
         if images is None:
-            service.batcher.admit()
             return json_response(await unless_disconnected(request, answer(body)))
-        service.batcher.admit(len(images))
         del body
 
         async def answer_or_error(image: bytes | UserError) -> dict[str, Any]:
@@ -223,9 +231,7 @@ def build_app(service: Service) -> Starlette:
     ]
     handlers: dict[Any, Any] = {
         HttpError: lambda _, error: error_response(error.status, error.message, error.headers),
-        HTTPException: lambda _, error: error_response(
-            error.status_code, error.detail, dict(error.headers or {})
-        ),
+        HTTPException: lambda _, error: routing_error(error),
         Refusal: lambda _, error: error_response(
             429, str(error), {"retry-after": str(error.retry_after)}
         ),

@@ -6,34 +6,19 @@ core then waits for another one at the end of every layer, while it decodes or s
 """
 
 import asyncio
-import math
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from vitrail.server.admission import Admission
 from vitrail.server.metrics import Metrics
 from vitrail.server.model import WHOLE, Array, ImageOptions, ServedModel
-
-SMOOTHING = (
-    0.98  # weight of the past, per image, in the average time of an image; lanes finish in pairs
-)
-OUTLIER = 4.0  # times the average: one huge image does not make the server refuse others
-READING_SECONDS = 1.0  # a request whose body takes longer no longer counts as queued
-MAX_RETRY = 60  # seconds
-
-
-class Refusal(Exception):
-    """The request would wait too long."""
-
-    def __init__(self, wait: float):
-        self.retry_after = min(MAX_RETRY, max(1, math.ceil(wait)))
-        super().__init__(f"the server is busy; retry in {self.retry_after} s")
 
 
 @dataclass(eq=False)
@@ -49,26 +34,21 @@ class Job:
 
 
 class Batcher:
-    """Images in, logits out; predicts how long a new image would wait."""
+    """Images in, logits out."""
 
-    def __init__(self, *, limit: int, max_wait: float, threads: int, lanes: int, metrics: Metrics):
-        self.limit, self.max_wait, self.metrics = limit, max_wait, metrics
-        self.threads, self.lanes = threads, lanes
+    def __init__(self, *, limit: int, threads: int, admission: Admission, metrics: Metrics):
+        self.limit, self.threads, self.metrics = limit, threads, metrics
+        self.admission, self.lanes = admission, admission.lanes
         self.loop = asyncio.get_running_loop()
         self.waiting: deque[Job] = deque()
         self.condition = threading.Condition()
         self.stopped = False
         self.computing = 0  # lanes with a batch
-        self.images = 0  # accepted and not yet answered
-        self.reading: dict[object, float] = {}  # bodies that are arriving: since when
-        self.seconds = 0.0  # average time of an image while there is work
-        self.busy_since = 0.0
-        self.last_done = 0.0
         # each decoding thread is one of `threads`: torch must not start more inside it
         self.decoders = ThreadPoolExecutor(
             threads, "decode", initializer=limit_torch_threads, initargs=(1,)
         )
-        for _ in range(lanes):
+        for _ in range(self.lanes):
             threading.Thread(target=self._run, name="model", daemon=True).start()
 
     def stop(self) -> None:
@@ -78,45 +58,14 @@ class Batcher:
             self.condition.notify_all()
         self.decoders.shutdown(wait=False, cancel_futures=True)
 
-    # --- admission, on the event loop -------------------------------------------------------------
-
-    def predict_wait(self, images: int = 1) -> float:
-        """Seconds until these images would be answered."""
-        recent = time.monotonic() - READING_SECONDS
-        arriving = sum(since > recent for since in self.reading.values())
-        return (self.images + arriving + images) * self.seconds
-
-    def admit(self, images: int = 1) -> None:
-        """Raises `Refusal` if these images would wait too long; an idle server accepts any."""
-        wait = self.predict_wait(images)
-        if wait > self.max_wait and (self.images or self.reading):
-            raise Refusal(wait - self.max_wait)
-
-    @contextmanager
-    def count_reading(self) -> Iterator[None]:
-        """Counts a request while its body arrives."""
-        key = object()
-        self.reading[key] = time.monotonic()
-        try:
-            yield
-        finally:
-            del self.reading[key]
-
-    # --- the way of an image ----------------------------------------------------------------------
-
     async def compute(
         self, model: ServedModel, body: bytes, options: ImageOptions = WHOLE, first: bool = False
     ) -> tuple[Array, Array]:
         """The model's input and logits for one image; a cancelled caller leaves the queue."""
         job = Job(model, body, options, self.loop.create_future(), first)
-        if self.images == 0:
-            self.busy_since = time.monotonic()
-        self.images += 1
-        try:
+        with self.admission.count_image():
             self.decoders.submit(self._decode, job)
             return await job.future
-        finally:
-            self.images -= 1
 
     def _decode(self, job: Job) -> None:
         if job.future.cancelled():
@@ -145,7 +94,10 @@ class Batcher:
                 results = [(job, (job.x, row)) for job, row in zip(batch, rows, strict=True)]
             except Exception as error:  # delivered to the callers, who know what to answer
                 results = [(job, error) for job in batch]
-            self._measure(len(batch), start, alone and self.lanes > 1)
+            with self.condition:
+                self.computing -= 1
+                self.metrics.observe_batch(len(batch), time.monotonic() - start)
+                self.admission.measure(len(batch), alone and self.lanes > 1)
             self._deliver(results)
 
     def _take(self) -> list[Job]:
@@ -164,23 +116,6 @@ class Batcher:
                     self.computing += 1
                     return batch
                 self.condition.wait()
-
-    def _measure(self, images: int, start: float, alone: bool = False) -> None:
-        """Updates the average time of an image by the time since the batch before it.
-
-        A batch that had all threads to itself says little about those that share them.
-        """
-        with self.condition:
-            self.computing -= 1
-            now = time.monotonic()
-            self.metrics.observe_batch(images, now - start)
-            seconds = (now - max(self.last_done, self.busy_since)) / images
-            self.last_done = now
-            if alone and self.seconds:
-                return
-            past = SMOOTHING**images if self.seconds else 0.0
-            limit = OUTLIER * self.seconds or math.inf
-            self.seconds = past * self.seconds + (1 - past) * min(seconds, limit)
 
     def _deliver(self, results: Sequence[tuple[Job, Any]]) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more

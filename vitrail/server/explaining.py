@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitrail.errors import UserError
-from vitrail.server.batching import Refusal, limit_torch_threads
+from vitrail.server.admission import Refusal
+from vitrail.server.batching import limit_torch_threads
 from vitrail.server.model import ImageOptions, ServedModel
 
 if TYPE_CHECKING:

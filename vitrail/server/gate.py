@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitrail.server.batching import Refusal
+from vitrail.server.admission import Refusal
 from vitrail.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Gate:
         """Refuses early what would wait too long: a busy server must spend little on refusals."""
         if scope["method"] == "POST" and scope["path"].endswith(QUEUED):
             try:
-                self.service.batcher.admit()
+                self.service.admission.admit()
             except Refusal as error:
                 return 429, str(error), [(b"retry-after", str(error.retry_after).encode())]
         return None

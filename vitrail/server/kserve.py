@@ -54,14 +54,13 @@ class Endpoints:
 
     async def infer(self, request: Request) -> Response:
         model, batcher = self.find_model(request), self.service.batcher
-        batcher.admit()
-        with batcher.count_reading():
+        with batcher.admission.count_reading():
             body = await read_body(request, self.service.config)
         call, images = parse_call(body, request.headers.get(HEADER_LENGTH))
         del body
         for image in images:
             check_image(image)
-        batcher.admit(len(images))
+        batcher.admission.admit()
 
         work = asyncio.gather(*(batcher.compute(model, image) for image in images))
         try:

@@ -40,6 +40,7 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.on_ready(self)  # now connections are accepted
+        self.service.start_examples()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if sig == signal.SIGINT and self.service.config.workers > 1:
@@ -91,7 +92,6 @@ async def run_server(
     loop = asyncio.get_running_loop()
     if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
         loop.add_signal_handler(signal.SIGHUP, service.start_reload)
-    service.start_examples()
     try:
         await server.serve(sockets=[listener])
     finally:

@@ -17,8 +17,9 @@ from vitrail.data.image import load_image
 from vitrail.display.page import data_uri, encode_image
 from vitrail.errors import UserError
 from vitrail.exporting.engine import ENGINE_SUFFIXES, EngineName, thread_count
-from vitrail.files import check_regular
+from vitrail.files import check_regular, expand_user
 from vitrail.inference.engine_classifier import EngineClassifier, restore_bytes
+from vitrail.zoo.files.find import collect_weight_files
 
 if TYPE_CHECKING:
     from vitrail.inference.classifier import Classifier
@@ -95,7 +96,7 @@ class ServedModel:
         import vitrail
 
         loaded = vitrail.load(self.path, device=self.device, engine="torch")
-        if hash_files(collect_weight_files(self.path)) != self.sha256:
+        if hash_files(collect_model_files(self.path)) != self.sha256:
             raise ModelReplaced("the model file was replaced; send SIGHUP to serve the new one")
         return loaded
 
@@ -233,7 +234,7 @@ def load_served(
     import vitrail
     from vitrail.inference.verify import check_same_answers
 
-    weights = collect_weight_files(path)
+    weights = collect_model_files(path)
     before = file_states(weights)
     sha256 = hash_files(weights)
     classifier = vitrail.load(path, device=device, engine=engine)
@@ -259,18 +260,17 @@ def is_exported(path: str) -> bool:
     return Path(path).suffix.lower() in ENGINE_SUFFIXES
 
 
-def collect_weight_files(path: str) -> list[Path]:
-    """The files that hold the weights."""
+def collect_model_files(path: str) -> list[Path]:
+    """The files that hold the weights; torch is not imported for files on this machine."""
     if is_exported(path):
         beside = Path(path).with_suffix(".bin")  # the weights of OpenVINO
         return [Path(path), *([beside] if path.endswith(".xml") and beside.is_file() else [])]
-    from vitrail.zoo.files.open import INDEX_SUFFIX, read_shard_index
-    from vitrail.zoo.locate import locate_checkpoint
+    place = expand_user(path)
+    if not place.exists():  # a name on the hub or in the table of published weights
+        from vitrail.zoo.locate import locate_checkpoint
 
-    main = locate_checkpoint(path).weights
-    if not main.name.endswith(INDEX_SUFFIX):
-        return [main]
-    return [main, *(main.parent / name for name in sorted(set(read_shard_index(main).values())))]
+        place = locate_checkpoint(path).weights
+    return collect_weight_files(place)
 
 
 def file_states(paths: Sequence[Path]) -> list[tuple[int, int, int]]:

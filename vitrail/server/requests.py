@@ -114,9 +114,8 @@ def check_image(body: bytes) -> None:
 
 def image_error(error: Exception) -> HttpError:
     """The answer to an image that cannot be decoded."""
-    if isinstance(error, TooLarge):
-        return HttpError(413, clean(error))
-    return HttpError(422, clean(error))
+    status = 413 if isinstance(error, TooLarge) else 422
+    return HttpError(status, f"cannot use this image: {clean(error)}")
 
 
 def clean(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from vitrail.errors import UserError
 from vitrail.exporting.engine import thread_count
+from vitrail.server.admission import Admission
 from vitrail.server.batching import Batcher
 from vitrail.server.config import ServeConfig
 from vitrail.server.examples import read_examples
@@ -34,22 +35,24 @@ class Service:
         self.tasks: set[asyncio.Task[None]] = set()
         self.examples: list[dict[str, Any]] = []
         threads = thread_count()
+        self.admission = Admission(config.max_wait, model.lanes)
         self.batcher = Batcher(
             limit=config.batch or (CPU_BATCH if model.on_cpu else GPU_BATCH),
-            max_wait=config.max_wait,
             threads=threads,
-            lanes=model.lanes,
+            admission=self.admission,
             metrics=self.metrics,
         )
         self.explainer = Explainer(threads=max(1, threads // 2))
-        self.metrics.queued.set_function(lambda: self.batcher.images)
+        self.metrics.queued.set_function(lambda: self.admission.images)
 
     async def warm_up(self) -> None:
-        """The first forward pass takes longer than the next ones, which are what a client meets."""
-        for _ in range(2):
-            self.batcher.seconds = 0.0
-            probes = [self.batcher.compute(self.model, self.model.probe) for _ in range(2 * LANES)]
-            await asyncio.gather(*probes)
+        """Computes images in all lanes, first for their slow first pass, then to time the next."""
+        for images in (LANES, 2 * LANES):
+            start = time.monotonic()
+            await asyncio.gather(
+                *(self.batcher.compute(self.model, self.model.probe) for _ in range(images))
+            )
+            self.admission.seconds = (time.monotonic() - start) / images
 
     def start_examples(self) -> None:
         """Reads examples in the background: a large data set takes seconds to open."""

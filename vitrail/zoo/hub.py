@@ -12,8 +12,7 @@ from vitrail.hub import (
     offline_error,
     report_hub_errors,
 )
-from vitrail.zoo.files.open import INDEX_SUFFIX, read_shard_index
-from vitrail.zoo.locate import STANDARD_FILES
+from vitrail.zoo.files.find import INDEX_SUFFIX, STANDARD_FILES, read_shard_index
 
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
 WEIGHT_FILES = [file for name in STANDARD_FILES for file in (name, f"{name}{INDEX_SUFFIX}")]

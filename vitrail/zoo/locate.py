@@ -5,14 +5,16 @@ from pathlib import Path
 
 from vitrail import files
 from vitrail.errors import UserError
-from vitrail.zoo.files.open import INDEX_SUFFIX, read_json_object
+from vitrail.zoo.files.find import (
+    INDEX_SUFFIX,
+    STANDARD_FILES,
+    find_weight_file,
+    list_weight_files,
+    read_json_object,
+)
 from vitrail.zoo.layouts.layout import CheckpointConfig
 from vitrail.zoo.layouts.mapping import LAYOUTS
 from vitrail.zoo.weights import find_published
-
-STANDARD_FILES = ("model.safetensors", "pytorch_model.bin")  # of a folder with weights
-WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
-MAX_LISTED = 4  # files in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,31 +70,6 @@ def locate_local(path: Path, *names: str) -> CheckpointFiles:
         )
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def find_weight_file(folder: Path) -> Path:
-    for name in STANDARD_FILES:
-        for file in (folder / name, folder / f"{name}{INDEX_SUFFIX}"):
-            if file.is_file():
-                return file
-    found = list_weight_files(folder)
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found[:MAX_LISTED])
-        raise UserError(
-            f"{folder} contains several weight files ({names}); give the path of one of them"
-        )
-    if not found:
-        raise UserError(
-            f"{folder} contains no weight file ({', '.join(WEIGHT_SUFFIXES)}); "
-            f"give another folder or a file"
-        )
-    return found[0]
-
-
-def list_weight_files(folder: Path) -> list[Path]:
-    return sorted(
-        path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file()
-    )
 
 
 def read_config(folder: Path) -> CheckpointConfig:

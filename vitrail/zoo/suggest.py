@@ -7,8 +7,8 @@ from pathlib import Path
 
 from vitrail import files
 from vitrail.errors import UserError
+from vitrail.zoo.files.find import STANDARD_FILES, WEIGHT_SUFFIXES
 from vitrail.zoo.hub import fetch_from_hub, find_cached, inspect_hub_file
-from vitrail.zoo.locate import STANDARD_FILES, WEIGHT_SUFFIXES
 from vitrail.zoo.weights import PublishedWeights, find_published
 
 VARIABLE = "VITRAIL_WEIGHTS"  # a weight file, a folder of one, a folder of such, or hf:owner/name

@@ -1,17 +1,15 @@
 """Opens weight files: lists their tensors and checks every offset before any tensor is read."""
 
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from vitrail.decoding import read_json
 from vitrail.errors import UserError
 from vitrail.files import check_regular
 from vitrail.zoo.files.archive import open_zip_archive
+from vitrail.zoo.files.find import INDEX_SUFFIX, read_shard_index
 from vitrail.zoo.files.lazy import DTYPES, FileContents, LazyTensor
 
-INDEX_SUFFIX = ".index.json"  # of the file that lists the shards of a checkpoint
 MAX_HEADER = 16 << 20  # bytes of tensor names, shapes and metadata; 21,843 class names take 1 MB
 MAGIC_BYTES = 512  # enough to tell one file format from another
 
@@ -30,30 +28,6 @@ def open_weights(path: Path) -> FileContents:
             )
         tensors |= found
     return FileContents(tensors=tensors)
-
-
-def read_shard_index(path: Path) -> dict[str, str]:
-    """The file name of the shard that holds each tensor."""
-    shard_of = read_json_object(path).get("weight_map")
-    if not isinstance(shard_of, dict) or not all(isinstance(x, str) for x in shard_of.values()):
-        raise UserError(f"{path} has no weight_map from tensors to files; download it again")
-    for shard in shard_of.values():
-        if Path(shard).name != shard or "\0" in shard:
-            raise UserError(f"{path} lists {shard!r}, which is not in the same folder")
-    return shard_of
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one if the file does not exist."""
-    try:
-        content = read_json(path)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}; correct or remove it") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} does not contain a JSON object; correct or remove it")
-    return content
 
 
 def open_weight_file(path: Path) -> FileContents:

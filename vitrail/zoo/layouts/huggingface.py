@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.zoo.files.open import read_json_object
+from vitrail.zoo.files.find import read_json_object
 from vitrail.zoo.layouts.config_json import (
     ACTIVATIONS,
     crop_fraction,
