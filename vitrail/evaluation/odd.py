@@ -8,10 +8,11 @@ negated largest logit (Hendrycks et al., 2022), which is high for what is like n
 
 The three are combined by Fisher's method, as evidence that adds up: each becomes a p-value, that
 of a logistic distribution fitted to validation images, and the sum of -log p is how odd the image
-is. A distance that finds nothing unusual adds next to nothing and subtracts nothing, so that
-photos of other things are not hidden by their ordinary colours. As the three are not independent,
-the p-value of the sum is again the fraction of validation images that have at least as large a
-one: 1 % of images like those of the training data have a p-value below 0.01, whatever the model.
+is. A distance that finds nothing unusual adds next to nothing and subtracts nothing. Colours and
+edges count only where few images of the same kind have such (a truncated product, Zaykin et al.,
+2002): photos of one thing differ in them as much as photos of two things do. As the three are not
+independent, the p-value of the sum is again the fraction of validation images with at least as
+large a one: 1 % of images like the training images have a p-value below 0.01, whatever the model.
 """
 
 import base64
@@ -34,6 +35,7 @@ MAX_BYTES = 1_000_000  # of everything in the model file, as base64
 MAX_KNOWN = 1024  # validation images whose oddness is stored
 CHUNK = 256  # rows whose distances are in memory at once
 UPPER = 0.84  # quantile that fits the scale of a logistic distribution, besides the median
+STARTS = (0.5, 0.9, 0.5)  # quantiles from which late, early and logit count as evidence
 SHRINKAGE = 0.01  # of the largest variance, added to all: directions without any do not dominate
 MIN_IMAGES = 20  # training and validation images without which distances mean nothing
 
@@ -79,7 +81,7 @@ class Neighbours:
     components: str  # projection, float16 (width, dimensions)
     features: str  # int8 (images, dimensions + 1)
     early: Gaussian
-    centres: tuple[float, float, float]  # late, early, logit: median of validation images
+    starts: tuple[float, float, float]  # late, early, logit: from where each counts as evidence
     scales: tuple[float, float, float]  # of their logistic distributions
     known: tuple[float, ...]  # how odd validation images are, ascending
 
@@ -99,8 +101,8 @@ class Neighbours:
 
     def measure(self, outputs: NDArray[Any]) -> Rows:
         """How odd each image is, (N): the sum of -log p over its three distances."""
-        fits = zip(self.distances(outputs), self.centres, self.scales, strict=True)
-        evidence = [np.logaddexp(0, (each - centre) / scale) for each, centre, scale in fits]
+        fits = zip(self.distances(outputs), self.starts, self.scales, strict=True)
+        evidence = [np.logaddexp(0, (each - start) / scale) for each, start, scale in fits]
         total: Rows = np.sum(evidence, axis=0, dtype=np.float32)
         return total
 
@@ -146,20 +148,21 @@ def fit_neighbours(train: NDArray[Any], val: NDArray[Any], classes: int) -> Neig
         components=pack(components),
         features=pack((projected / scale).round().astype("i1")),
         early=early,
-        centres=(0.0, 0.0, 0.0),
+        starts=(0.0, 0.0, 0.0),
         scales=(1.0, 1.0, 1.0),
         known=(0.0,),
     )
-    a, b, c = (fit_logistic(each) for each in fitted.distances(val))
-    fitted = replace(fitted, centres=(a[0], b[0], c[0]), scales=(a[1], b[1], c[1]))
+    a, b, c = map(fit_logistic, fitted.distances(val), STARTS)
+    fitted = replace(fitted, starts=(a[0], b[0], c[0]), scales=(a[1], b[1], c[1]))
     known = pick_rows(np.sort(fitted.measure(val)), MAX_KNOWN)
     return replace(fitted, known=tuple(float(f"{one:.5g}") for one in known))
 
 
-def fit_logistic(values: Rows) -> tuple[float, float]:
-    """Centre and scale of the logistic distribution with the same median and upper quantile."""
-    centre, upper = (float(np.quantile(values, q)) for q in (0.5, UPPER))
-    return centre, max((upper - centre) / math.log(UPPER / (1 - UPPER)), 1e-6)
+def fit_logistic(values: Rows, start: float) -> tuple[float, float]:
+    """The quantile `start` and the scale of the logistic distribution that fits the values."""
+    median, upper = (float(np.quantile(values, q)) for q in (0.5, UPPER))
+    scale = max((upper - median) / math.log(UPPER / (1 - UPPER)), 1e-6)
+    return median + scale * math.log(start / (1 - start)), scale
 
 
 def fit_gaussian(features: NDArray[Any]) -> Gaussian:
