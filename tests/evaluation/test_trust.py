@@ -109,6 +109,14 @@ def test_neighbours_tell_far_features_and_fit_into_a_megabyte():
         assert (neighbours.p_values(far) < 0.01).mean() > 0.9
 
 
+def test_few_validation_images_are_enough_to_flag_odd_ones():
+    rng = np.random.default_rng(0)
+    train, val, known = (rng.normal(1, 1, (images, 20)) for images in (500, 30, 2000))
+    neighbours = fit_neighbours(train, val, 4)
+    assert (neighbours.p_values(rng.normal(9, 1, (100, 20))) < 0.01).all()
+    assert (neighbours.p_values(known) < 0.01).mean() < 0.05
+
+
 def test_auroc_counts_ties_half():
     assert auroc(np.array([1.0, 1.0]), np.array([1.0])) == 0.5
     assert auroc(np.array([0.0, 1.0]), np.array([2.0, 0.5])) == 0.75

@@ -93,10 +93,15 @@ class Neighbours:
         _ = self._arrays  # raises if a length is wrong
 
     def p_values(self, outputs: NDArray[Any]) -> NDArray[np.float64]:
-        """The p-value of each image (N), from its logits and features (N, K + width)."""
-        known = np.array(self.known)
-        at_least = len(known) - np.searchsorted(known, self.measure(outputs))
-        p_values: NDArray[np.float64] = (at_least + 1) / (len(known) + 1)
+        """The p-value of each image (N), from its logits and features (N, K + width).
+
+        Beyond all validation images it falls as e^-x, the tail of a sum of -log p, so that a model
+        with fewer than 100 of them can flag images, too.
+        """
+        known, measured = np.array(self.known), self.measure(outputs).astype(np.float64)
+        at_least = len(known) - np.searchsorted(known, measured)
+        beyond = np.maximum(measured - known[-1], 0)
+        p_values: NDArray[np.float64] = (at_least + 1) / (len(known) + 1) * np.exp(-beyond)
         return p_values
 
     def measure(self, outputs: NDArray[Any]) -> Rows:
