@@ -157,13 +157,13 @@ def fit_neighbours(train: NDArray[Any], val: NDArray[Any], classes: int) -> Neig
         scales=(1.0, 1.0, 1.0),
         known=(0.0,),
     )
-    a, b, c = map(fit_logistic, fitted.distances(val), STARTS)
+    a, b, c = map(fit_evidence, fitted.distances(val), STARTS)
     fitted = replace(fitted, starts=(a[0], b[0], c[0]), scales=(a[1], b[1], c[1]))
     known = pick_rows(np.sort(fitted.measure(val)), MAX_KNOWN)
     return replace(fitted, known=tuple(float(f"{one:.5g}") for one in known))
 
 
-def fit_logistic(values: Rows, start: float) -> tuple[float, float]:
+def fit_evidence(values: Rows, start: float) -> tuple[float, float]:
     """The quantile `start` and the scale of the logistic distribution that fits the values."""
     median, upper = (float(np.quantile(values, q)) for q in (0.5, UPPER))
     scale = max((upper - median) / math.log(UPPER / (1 - UPPER)), 1e-6)
