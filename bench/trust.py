@@ -81,9 +81,10 @@ def judge(
     temperature = fit_temperature(
         torch.from_numpy(logits[chosen]), torch.from_numpy(labels[chosen])
     )
-    calibration = fit_calibration(logits[chosen], labels[chosen], temperature, "", None, None)
+    fitted, truth = logits[chosen], labels[chosen]
+    calibration = fit_calibration(fitted, truth, temperature, "", None, fitted)
     trust = measure_trust(
-        calibration, logits[others], labels[others], None, temperature, classes, coverage, abstain
+        calibration, logits[others], labels[others], temperature, classes, coverage, abstain
     )
     assert trust.sets is not None and trust.abstention is not None
     return (

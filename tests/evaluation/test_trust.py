@@ -91,20 +91,30 @@ def test_log_odds_order_what_probabilities_round_to_one():
 def test_neighbours_tell_far_features_and_fit_into_a_megabyte():
     rng = np.random.default_rng(0)
 
-    def draw(images, late=1, early=1):
-        """Features of which the late or the early half may differ from those in training."""
-        halves = rng.normal(late, 1, (images, 256)), rng.normal(early, 1, (images, 256))
-        return np.concatenate(halves, axis=1)
+    def draw(images, logit=9, late=1, early=1):
+        """Logits, late and early features, of which one may differ from those in training."""
+        parts = [(logit, 4), (late, 256), (early, 256)]
+        return np.concatenate([rng.normal(mean, 1, (images, n)) for mean, n in parts], axis=1)
 
-    neighbours = fit_neighbours(draw(9000), draw(500))
+    neighbours = fit_neighbours(draw(9000), draw(500), 4)
     early = neighbours.early
     stored = (neighbours.mean, neighbours.components, neighbours.features, early.components)
     assert 0.5 * MAX_BYTES < sum(map(len, stored)) + len(early.mean) < MAX_BYTES
     known = draw(2000)
     assert (neighbours.p_values(known) < 0.01).mean() < 0.03
-    for far in (draw(500, late=-1), draw(500, early=2)):
+    ordinary = draw(500, logit=0)
+    ordinary[:, 260:] = 1  # early features like the mean do not hide logits unlike all others
+    for far in (draw(500, logit=0), draw(500, late=-1), draw(500, early=2), ordinary):
         assert auroc(neighbours.measure(known), neighbours.measure(far)) > 0.99
         assert (neighbours.p_values(far) < 0.01).mean() > 0.9
+
+
+def test_few_validation_images_are_enough_to_flag_odd_ones():
+    rng = np.random.default_rng(0)
+    train, val, known = (rng.normal(1, 1, (images, 20)) for images in (500, 30, 2000))
+    neighbours = fit_neighbours(train, val, 4)
+    assert (neighbours.p_values(rng.normal(9, 1, (100, 20))) < 0.01).all()
+    assert (neighbours.p_values(known) < 0.01).mean() < 0.05
 
 
 def test_auroc_counts_ties_half():

@@ -123,7 +123,7 @@ def test_foreign_images_need_no_labels_and_known_ones_are_not_foreign(calibrated
         (("risk", "answered"), [1]),
         (("neighbours", "features"), "not base64"),
         (("neighbours", "images"), 10**9),
-        (("neighbours", "distances"), []),
+        (("neighbours", "known"), []),
     ],
 )
 def test_a_damaged_calibration_is_one_line(calibrated, tmp_path, place, value):

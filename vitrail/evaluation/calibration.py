@@ -116,13 +116,15 @@ def fit_calibration(
     labels: NDArray[Any],
     temperature: float | None,
     data: str,
-    train_features: NDArray[Any] | None,
-    val_features: NDArray[Any] | None,
+    train: NDArray[Any] | None,
+    known: NDArray[Any],
 ) -> Calibration:
-    """Calibrates on validation images; features are those of training and validation images."""
-    neighbours = None
-    if train_features is not None and val_features is not None:
-        neighbours = fit_neighbours(train_features, val_features)
+    """Calibrates on validation images.
+
+    `train` and `known` are logits with features: of training images, if any, and of other images
+    of the same kind.
+    """
+    neighbours = None if train is None else fit_neighbours(train, known, logits.shape[1])
     confidence = log_odds(logits / (temperature or 1.0))
     return Calibration(
         images=len(labels),
@@ -161,16 +163,19 @@ class TrustQuality:
 
 def measure_trust(
     calibration: Calibration | None,
-    logits: NDArray[Any],
+    outputs: NDArray[Any],
     labels: NDArray[Any],
-    features: NDArray[Any] | None,
     temperature: float | None,
     classes: Sequence[str],
     coverage: float | None = None,
     abstain: float | None = None,
 ) -> TrustQuality:
-    """Measures what a model promises; the defaults are left out where they cannot be promised."""
+    """Measures what a model promises; the defaults are left out where they cannot be promised.
+
+    `outputs` are logits, followed by the features that tell odd images, if any.
+    """
     count = len(classes)
+    logits = outputs[:, :count]
     if coverage is None:
         sets = default_promise(calibration, count, DEFAULT_COVERAGE, None)
     else:
@@ -187,8 +192,9 @@ def measure_trust(
         quality = measure_sets(members, labels, sets.coverage, classes)
     if answers.confidence is not None and answers.abstain is not None:
         selective = measure_abstention(confidence, correct, answers.confidence, answers.abstain)
-    if calibration is not None and calibration.neighbours is not None and features is not None:
-        odd = float((calibration.neighbours.p_values(features) < ODD).mean())
+    neighbours = calibration.neighbours if calibration is not None else None
+    if neighbours is not None and outputs.shape[1] == count + neighbours.width:
+        odd = float((neighbours.p_values(outputs) < ODD).mean())
     return TrustQuality(
         sets=quality,
         abstention=selective,

@@ -1,12 +1,18 @@
-"""Odd images: those whose features are far from the features of all training images.
+"""Odd images: those unlike all training images, in their features or in how little any class fits.
 
 Late features, taken after the last block, describe what is in an image: their distance is the mean
 Euclidean distance to the nearest training images, all normalised to length 1 (after Sun et al.,
 2022). Early features, taken before the first block, describe colours and edges: theirs is the
-Mahalanobis distance to the training images (after Lee et al., 2018). Both are standardised on
-validation images, and their sum is the distance of the image. Its p-value is the fraction of
-validation images that are at least as far away, so that 1 % of images like those of the training
-data have a p-value below 0.01, whatever the model.
+Mahalanobis distance to the training images (after Lee et al., 2018). The third distance is the
+negated largest logit (Hendrycks et al., 2022), which is high for what is like no class.
+
+The three are combined by Fisher's method, as evidence that adds up: each becomes a p-value, that
+of a logistic distribution fitted to validation images, and the sum of -log p is how odd the image
+is. A distance that finds nothing unusual adds next to nothing and subtracts nothing. Colours and
+edges count only where few images of the same kind have such (a truncated product, Zaykin et al.,
+2002): photos of one thing differ in them as much as photos of two things do. As the three are not
+independent, the p-value of the sum is again the fraction of validation images with at least as
+large a one: 1 % of images like the training images have a p-value below 0.01, whatever the model.
 """
 
 import base64
@@ -26,9 +32,10 @@ ODD = 0.01  # images with a smaller p-value are flagged: one in a hundred that a
 NEIGHBOURS = 5  # whose mean distance counts
 DIMENSIONS = 64  # that principal components keep of the features
 MAX_BYTES = 1_000_000  # of everything in the model file, as base64
-MAX_DISTANCES = 1024  # of validation images that are stored
+MAX_KNOWN = 1024  # validation images whose oddness is stored
 CHUNK = 256  # rows whose distances are in memory at once
-UPPER = 0.84  # of normally distributed distances: one standard deviation above the median
+UPPER = 0.84  # quantile that fits the scale of a logistic distribution, besides the median
+STARTS = (0.5, 0.9, 0.5)  # quantiles from which late, early and logit count as evidence
 SHRINKAGE = 0.01  # of the largest variance, added to all: directions without any do not dominate
 MIN_IMAGES = 20  # training and validation images without which distances mean nothing
 
@@ -64,7 +71,7 @@ class Gaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbours:
-    """The features of training images, compressed, and the distances of validation images."""
+    """The features of training images, compressed, and how odd validation images are."""
 
     width: int  # of the features, late and early
     dimensions: int  # of the late ones after projection
@@ -74,37 +81,42 @@ class Neighbours:
     components: str  # projection, float16 (width, dimensions)
     features: str  # int8 (images, dimensions + 1)
     early: Gaussian
-    centres: tuple[float, float]  # late and early: median distance of validation images
-    scales: tuple[float, float]  # from the median to the quantile `UPPER`
-    distances: tuple[float, ...]  # of validation images, ascending
+    starts: tuple[float, float, float]  # late, early, logit: from where each counts as evidence
+    scales: tuple[float, float, float]  # of their logistic distributions
+    known: tuple[float, ...]  # how odd validation images are, ascending
 
     def __post_init__(self) -> None:
-        if min(self.width, self.dimensions, self.images, len(self.distances)) < 1:
+        if min(self.width, self.dimensions, self.images, len(self.known)) < 1:
             raise UserError("the features of training images are empty; calibrate the model again")
         if not min(self.scales) > 0:
             raise UserError("the distances of validation images are damaged; calibrate it again")
         _ = self._arrays  # raises if a length is wrong
 
-    def p_values(self, features: NDArray[Any]) -> NDArray[np.float64]:
-        """The p-value of each image (N), from its features (N, width)."""
-        known = np.array(self.distances)
-        at_least = len(known) - np.searchsorted(known, self.measure(features))
-        p_values: NDArray[np.float64] = (at_least + 1) / (len(known) + 1)
+    def p_values(self, outputs: NDArray[Any]) -> NDArray[np.float64]:
+        """The p-value of each image (N), from its logits and features (N, K + width).
+
+        Beyond all validation images it falls as e^-x, the tail of a sum of -log p, so that a model
+        with fewer than 100 of them can flag images, too.
+        """
+        known, measured = np.array(self.known), self.measure(outputs).astype(np.float64)
+        at_least = len(known) - np.searchsorted(known, measured)
+        beyond = np.maximum(measured - known[-1], 0)
+        p_values: NDArray[np.float64] = (at_least + 1) / (len(known) + 1) * np.exp(-beyond)
         return p_values
 
-    def measure(self, features: NDArray[Any]) -> Rows:
-        """The distance of each image to the training images, (N): late plus early."""
-        both = zip(self.parts(features), self.centres, self.scales, strict=True)
-        parts = [(part - centre) / scale for part, centre, scale in both]
-        distances: Rows = np.sum(parts, axis=0, dtype=np.float32)
-        return distances
+    def measure(self, outputs: NDArray[Any]) -> Rows:
+        """How odd each image is, (N): the sum of -log p over its three distances."""
+        fits = zip(self.distances(outputs), self.starts, self.scales, strict=True)
+        evidence = [np.logaddexp(0, (each - start) / scale) for each, start, scale in fits]
+        total: Rows = np.sum(evidence, axis=0, dtype=np.float32)
+        return total
 
-    def parts(self, features: NDArray[Any]) -> tuple[Rows, Rows]:
-        """The late and the early distance of each image, before they are made comparable."""
+    def distances(self, outputs: NDArray[Any]) -> tuple[Rows, Rows, Rows]:
+        """Late and early distance and negated largest logit of each image, each (N)."""
         mean, components, stored = self._arrays
-        late, early = np.split(features, [len(mean)], axis=1)
+        logits, late, early = np.split(outputs, [-self.width, -self.early.width], axis=1)
         near = mean_distance(project(normalise_rows(late) - mean, components), stored)
-        return near, self.early.measure(early)
+        return near, self.early.measure(early), -logits.max(axis=1)
 
     @cached_property
     def _arrays(self) -> tuple[Rows, Rows, Rows]:
@@ -115,21 +127,25 @@ class Neighbours:
         return mean, components, features * self.scale
 
 
-def fit_neighbours(train: NDArray[Any], val: NDArray[Any]) -> Neighbours | None:
-    """Compresses late and early features of training images, (N, 2 D); None if too few images."""
+def fit_neighbours(train: NDArray[Any], val: NDArray[Any], classes: int) -> Neighbours | None:
+    """Compresses features of training images and fits the distances of validation images.
+
+    Both are logits, late and early features (N, K + 2 D); None if there are too few images.
+    """
     if min(len(train), len(val)) < MIN_IMAGES:
         return None
-    late_half, early_half = np.split(np.asarray(train), 2, axis=1)
+    features = np.asarray(train)[:, classes:]
+    late_half, early_half = np.split(features, 2, axis=1)
     rows, early = normalise_rows(late_half), fit_gaussian(early_half)
     mean = rows.mean(axis=0).astype("<f2")
     components = principal_components(rows - mean).astype("<f2")
-    used = mean.nbytes + components.nbytes + 16 * MAX_DISTANCES
+    used = mean.nbytes + components.nbytes + 16 * MAX_KNOWN
     room = MAX_BYTES * 3 // 4 - used - 3 * (len(early.mean) + len(early.components)) // 4
     rows = pick_rows(rows, max(1, room // (components.shape[1] + 1)))
     projected = project(rows - mean.astype(np.float32), components.astype(np.float32))
     scale = float(np.abs(projected).max()) / 127 or 1.0
     fitted = Neighbours(
-        width=train.shape[1],
+        width=features.shape[1],
         dimensions=components.shape[1],
         images=len(projected),
         scale=scale,
@@ -137,17 +153,21 @@ def fit_neighbours(train: NDArray[Any], val: NDArray[Any]) -> Neighbours | None:
         components=pack(components),
         features=pack((projected / scale).round().astype("i1")),
         early=early,
-        centres=(0.0, 0.0),
-        scales=(1.0, 1.0),
-        distances=(0.0,),
+        starts=(0.0, 0.0, 0.0),
+        scales=(1.0, 1.0, 1.0),
+        known=(0.0,),
     )
-    middle, end = (
-        [float(np.quantile(part, q)) for part in fitted.parts(val)] for q in (0.5, UPPER)
-    )
-    scales = [max(b - a, 1e-6) for a, b in zip(middle, end, strict=True)]
-    fitted = replace(fitted, centres=(middle[0], middle[1]), scales=(scales[0], scales[1]))
-    distances = pick_rows(np.sort(fitted.measure(val)), MAX_DISTANCES)
-    return replace(fitted, distances=tuple(float(f"{one:.5g}") for one in distances))
+    a, b, c = map(fit_evidence, fitted.distances(val), STARTS)
+    fitted = replace(fitted, starts=(a[0], b[0], c[0]), scales=(a[1], b[1], c[1]))
+    known = pick_rows(np.sort(fitted.measure(val)), MAX_KNOWN)
+    return replace(fitted, known=tuple(float(f"{one:.5g}") for one in known))
+
+
+def fit_evidence(values: Rows, start: float) -> tuple[float, float]:
+    """The quantile `start` and the scale of the logistic distribution that fits the values."""
+    median, upper = (float(np.quantile(values, q)) for q in (0.5, UPPER))
+    scale = max((upper - median) / math.log(UPPER / (1 - UPPER)), 1e-6)
+    return median + scale * math.log(start / (1 - start)), scale
 
 
 def fit_gaussian(features: NDArray[Any]) -> Gaussian:

@@ -170,7 +170,7 @@ def fit_outputs(
         labels.numpy(),
         temperature,
         data,
-        None if train is None else train[:, classes:].numpy(),
-        known[:, classes:].numpy(),
+        None if train is None else train.numpy(),
+        known.numpy(),
     )
     return calibration, temperature

@@ -211,7 +211,7 @@ def evaluate(
             predictor, source, split, batch, skip_broken, advance
         )
     classes = predictor.classes
-    logits, features = outputs[:, : len(classes)], outputs[:, len(classes) :].numpy()
+    logits = outputs[:, : len(classes)]
     if predictor.multi_label is not None:
         result = score_multi_label(logits, labels, classes, predictor.multi_label, split, raw)
         return replace(result, sets=measure_label_promise(predictor, logits, labels, coverage))
@@ -244,9 +244,8 @@ def evaluate(
         ),
         trust=measure_trust(
             predictor.calibration,
-            logits.numpy(),
+            outputs.numpy(),
             labels.numpy(),
-            features if features.shape[1] else None,
             predictor.temperature,
             classes,
             coverage,
@@ -306,14 +305,14 @@ def tell_foreign(
     with progress_bar("foreign images", len(split_indices(source, split))) as advance:
         outputs, _, _ = compute_split_outputs(predictor, source, split, batch, True, advance)
     rows, count = outputs.numpy(), len(predictor.classes)
-    distances = [neighbours.measure(one[:, count:]) for one in (known, rows)]
+    oddness = [neighbours.measure(one) for one in (known, rows)]
     doubts = [-softmax(one[:, :count], predictor.temperature).max(axis=1) for one in (known, rows)]
     return ForeignImages(
         data=source.name,
         images=len(rows),
-        auroc=auroc(distances[0], distances[1]),
+        auroc=auroc(oddness[0], oddness[1]),
         baseline=auroc(doubts[0], doubts[1]),
-        flagged=float((neighbours.p_values(rows[:, count:]) < ODD).mean()),
+        flagged=float((neighbours.p_values(rows) < ODD).mean()),
     )
 
 

@@ -79,7 +79,7 @@ class Predictor(ABC):
 
         An error if the logits are not finite.
         """
-        logits, features = outputs[: len(self.classes)], outputs[len(self.classes) :]
+        logits = outputs[: len(self.classes)]
         if not np.isfinite(logits).all():
             return UserError("the model returns NaN or infinity; its weights are damaged")
         # sorted by logits: a high temperature may round two probabilities to the same number
@@ -107,11 +107,12 @@ class Predictor(ABC):
             probability=best.probability,
             top=likely,
             labels=labels,
-            **self._judge(logits, features, promise),
+            **self._judge(outputs, promise),
         )
 
-    def _judge(self, logits: Array, features: Array, promise: Promise) -> dict[str, Any]:
+    def _judge(self, outputs: Array, promise: Promise) -> dict[str, Any]:
         """How far a prediction can be trusted: its set, whether to answer, whether it is odd."""
+        logits = outputs[: len(self.classes)]
         judged: dict[str, Any] = {}
         if promise.sets is not None:
             if self.multi_label is not None:
@@ -125,8 +126,8 @@ class Predictor(ABC):
             odds = log_odds(logits[None] / (self.temperature or 1.0))[0]
             judged["answered"] = bool(odds >= promise.confidence)
         neighbours = self.calibration.neighbours if self.calibration else None
-        if neighbours is not None and len(features) == neighbours.width:
-            p_value = float(neighbours.p_values(features[None])[0])
+        if neighbours is not None and len(outputs) == len(logits) + neighbours.width:
+            p_value = float(neighbours.p_values(outputs[None])[0])
             judged |= {"p_value": p_value, "odd": p_value < ODD}
         return judged
 

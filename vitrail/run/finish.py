@@ -149,7 +149,7 @@ def write_results(
     temperature, calibration, splits = None, None, {}
     for split, joined in outputs.items():
         assert joined is not None  # the leader has them
-        found, features = joined.split_columns(len(loader.source.classes))
+        found = joined.drop_features(len(loader.source.classes))
         rate = accuracy(found.logits, found.labels)
         interval = wilson_interval(rate, len(found.labels))
         scores[split] = {"accuracy": rate, "interval": list(interval)}
@@ -158,9 +158,8 @@ def write_results(
         splits[split] = found.to_predictions(temperature)
         trust = measure_trust(
             calibration,
-            found.logits.numpy(),
+            joined.logits.numpy(),
             found.labels.numpy(),
-            features.numpy(),
             temperature,
             loader.source.classes,
         )
@@ -195,7 +194,7 @@ def write_multi_label_results(
     labelling, calibration, splits = MultiLabel.plain(len(classes)), None, {}
     for split, joined in outputs.items():
         assert joined is not None  # the leader has them
-        found, _ = joined.split_columns(len(classes))
+        found = joined.drop_features(len(classes))
         if split == "val":
             labelling = fit_labelling(found.logits, found.labels)
             calibration = calibrate_labels(model, loader, joined, labelling)
@@ -237,7 +236,7 @@ def calibrate_labels(
         images=len(val.labels),
         data=source.name,
         sets=fit_label_sets(probabilities, val.labels.numpy()),
-        neighbours=fit_neighbours(train[:, count:].numpy(), val.logits[:, count:].numpy()),
+        neighbours=fit_neighbours(train.numpy(), val.logits.numpy(), count),
     )
 
 

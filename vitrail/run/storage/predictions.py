@@ -80,9 +80,9 @@ class SplitOutputs:
     labels: Tensor
     items: NDArray[np.int64]  # indices of the images in the data set
 
-    def split_columns(self, classes: int) -> tuple["SplitOutputs", Tensor]:
-        """The logits alone, and the features that a `LogitsAndFeatures` returned behind them."""
-        return replace(self, logits=self.logits[:, :classes]), self.logits[:, classes:]
+    def drop_features(self, classes: int) -> "SplitOutputs":
+        """Without the features that a `LogitsAndFeatures` returns behind the logits."""
+        return replace(self, logits=self.logits[:, :classes])
 
     def to_predictions(self, temperature: float | None) -> SplitPredictions:
         """The most likely class of each image, with its plain and its calibrated probability."""
