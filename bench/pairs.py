@@ -19,10 +19,11 @@ from vitrail.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A Python module that writes its result as JSON to `path`."""
+    """A Python module whose last act is to write its result as JSON to `path`."""
 
     path: Path
-    command: tuple[str, ...]  # module and arguments; "{path}" becomes the path
+    log: Path  # of its output
+    command: tuple[str, ...]  # module and arguments
     checkout: Path = ROOT
 
 
@@ -50,11 +51,10 @@ def run_jobs(jobs: Sequence[Job], parallel: int) -> list[dict[str, Any]]:
 
 
 def run_job(job: Job, core: int) -> None:
-    """Runs a job to its end on one core; its output goes to a log beside the result."""
-    job.path.parent.mkdir(parents=True, exist_ok=True)
-    module, *arguments = (part.replace("{path}", str(job.path)) for part in job.command)
-    log = job.path.with_suffix(".log")
-    with log.open("w") as output:
+    """Runs a job to its end on one core; its output goes to its log."""
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    module, *arguments = job.command
+    with job.log.open("w") as output:
         ended = subprocess.run(
             ["taskset", "-c", str(core), sys.executable, "-W", "ignore", "-m", module, *arguments],
             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(job.checkout)},
@@ -63,7 +63,7 @@ def run_job(job: Job, core: int) -> None:
             stderr=subprocess.STDOUT,
         )
     if ended.returncode:
-        raise UserError(f"{job.path.stem} failed with exit code {ended.returncode}; see {log}")
+        raise UserError(f"a training failed with exit code {ended.returncode}; see {job.log}")
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:

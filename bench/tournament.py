@@ -71,7 +71,8 @@ def run(settings: TournamentSettings) -> str:
         cells = [idea, f"{found[0]['steps']}", f"{sum(accuracies) / len(accuracies):.1%}"]
         cells += ["", ""] if idea == DEFAULT else format_difference(*difference)
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    commits = list(dict.fromkeys(result["commit"] for result in results))
+    return "\n".join([*lines, "", f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"])
 
 
 def measure_costs(first: Trial, settings: TournamentSettings) -> dict[str, float]:
@@ -90,10 +91,12 @@ def equal_work(steps: int, costs: dict[str, float], idea: str) -> int:
 
 
 def run_trials(trials: list[Trial], settings: TournamentSettings) -> list[dict[str, Any]]:
+    work = settings.work.absolute()
     jobs = [
         Job(
-            path=settings.work.absolute() / trial.file,
-            command=("bench.trial", json.dumps(asdict(trial)), "{path}"),
+            path=work / trial.file,
+            log=(work / trial.file).with_suffix(".log"),
+            command=("bench.trial", json.dumps(asdict(trial)), str(work / trial.file)),
         )
         for trial in trials
     ]
