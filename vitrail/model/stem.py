@@ -51,14 +51,22 @@ class Residual(nn.Module):
 
 
 class Stem(nn.Module):
-    """Layers in sequence, with the channels of a pixel next to each other in memory."""
+    """Layers in sequence, with the channels of a pixel next to each other in memory.
+
+    With `train_in_bfloat16` a forward pass in training mode is rounded to bfloat16, as under
+    autocast; the weights, the result and every evaluation keep their dtype.
+    """
 
     def __init__(self, *layers: nn.Module):
         super().__init__()
         self.layers = nn.Sequential(*layers)
+        self.train_in_bfloat16 = False
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
         x = x.contiguous(memory_format=torch.channels_last)  # 1.2 times as fast on a CPU
+        if self.training and self.train_in_bfloat16:
+            with torch.autocast(x.device.type, dtype=torch.bfloat16):
+                return self.layers(x).to(x.dtype)  # (B, D, rows, columns)
         x = self.layers(x)  # (B, D, rows, columns)
         return x
 

@@ -96,7 +96,8 @@ class Learner:
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The dtype of the forward pass; the weights keep theirs.
 
-    "auto" is float32 on a CPU: without bfloat16 units, bfloat16 is 50 times slower there.
+    "auto" is float32 on a CPU: without bfloat16 units, bfloat16 is 50 times slower there, and with
+    them only convolutions gain from it.
     """
     if precision != "auto":
         dtype: torch.dtype = getattr(torch, precision)
