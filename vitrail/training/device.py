@@ -1,4 +1,4 @@
-"""Picks the device to compute on: CUDA, Apple's MPS or the CPU; knows what a CPU can do."""
+"""Picks the device to compute on: CUDA, Apple's MPS or the CPU."""
 
 import torch
 
