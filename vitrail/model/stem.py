@@ -64,11 +64,12 @@ class Stem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
         x = x.contiguous(memory_format=torch.channels_last)  # 1.2 times as fast on a CPU
-        if self.training and self.train_in_bfloat16:
-            with torch.autocast(x.device.type, dtype=torch.bfloat16):
-                return self.layers(x).to(x.dtype)  # (B, D, rows, columns)
-        x = self.layers(x)  # (B, D, rows, columns)
-        return x
+        if not (self.training and self.train_in_bfloat16):
+            x = self.layers(x)  # (B, D, rows, columns)
+            return x
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            rounded: Tensor = self.layers(x)
+        return rounded.to(x.dtype)
 
 
 class ConvStem(Stem):
