@@ -38,7 +38,8 @@ class GuardSettings:
     # an earlier checkout to compare with
     before: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     change: str = ""  # flags of `vitrail train` for this checkout only: "--train.smoothing 0.2"
-    photos: Path = ROOT.parent / "shared" / "data" / "pets-8"  # folder of class folders
+    # of class folders, for the set photos
+    photos: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     seeds: int = 3  # pairs of trainings of each set
     jobs: int = 1  # trainings at the same time, one core each
     work: Path = Path("runs/guard")  # folder of finished trainings, which are not repeated
@@ -46,6 +47,8 @@ class GuardSettings:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.sets if name not in SETS]:
             raise UserError(f"unknown set {unknown[0]!r}; choose from {', '.join(SETS)}")
+        if "photos" in self.sets and self.photos is None:
+            raise UserError("the set photos needs a folder: give `photos`, or name other `sets`")
         if self.seeds < 1:
             raise UserError(f"{self.seeds} seeds; give at least 1")
         if self.before is not None and not (self.before / "vitrail").is_dir():
@@ -69,6 +72,7 @@ def fashion(settings: GuardSettings) -> Pictures:
 
 def small_photos(settings: GuardSettings) -> Pictures:
     """Photos of 64 pixels, in their own splits."""
+    assert settings.photos is not None
     source = open_data(settings.photos, progress=False)
     for index, split in enumerate(source.splits):
         pixels = load_image(source[index].content, None, None)

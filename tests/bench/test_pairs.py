@@ -173,7 +173,7 @@ def test_tournaments_without_a_result_are_rejected(wrong, message):
 def test_guard_sets_are_written_once_with_their_splits(tmp_path, monkeypatch):
     monkeypatch.setattr(guard, "NUMBERS", 1000)
     monkeypatch.setattr(guard, "TESTED", 20)
-    settings = GuardSettings(work=tmp_path)
+    settings = GuardSettings(sets=("digits",), work=tmp_path)
     folder = guard.prepare_set("numbers", settings)
     source = open_data(folder, progress=False)
     assert (np.asarray(source.splits) == "test").sum() == 20 and len(source) == 1020
@@ -197,7 +197,7 @@ def test_the_guard_compares_two_checkouts_or_settings(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_guard_training_starts_again(tmp_path):
-    settings = GuardSettings(work=tmp_path)
+    settings = GuardSettings(sets=("digits",), work=tmp_path)
     job = guard.make_job(("digits", 0, "after"), "digits", guard.ROOT, [], settings)
     (job.path.parent / "checkpoints").mkdir(parents=True)
     assert guard.make_job(("digits", 0, "after"), "digits", guard.ROOT, [], settings) == job
@@ -212,12 +212,13 @@ def test_an_interrupted_guard_training_starts_again(tmp_path):
     ("wrong", "message"),
     [
         ({"sets": ("cats",)}, "unknown set 'cats'"),
-        ({"seeds": 0}, "at least 1"),
-        ({"before": "/nowhere"}, "not a checkout"),
+        ({"sets": ("photos",)}, "needs a folder: give `photos`"),
+        ({"seeds": 0, "sets": ("few",)}, "at least 1"),
+        ({"before": "/nowhere", "sets": ("few",)}, "not a checkout"),
     ],
 )
 def test_a_guard_that_measures_nothing_is_rejected(wrong, message, tmp_path):
     if "before" in wrong:
-        wrong = {"before": tmp_path}
+        wrong = {**wrong, "before": tmp_path}
     with pytest.raises(UserError, match=message):
         GuardSettings(**wrong)
