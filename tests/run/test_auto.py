@@ -72,12 +72,6 @@ def test_uneven_classes_are_evened(uneven, weights, balanced):
     assert settings["data"]["balanced"] is balanced
 
 
-def test_few_images_and_many_epochs_want_more_weight_decay():
-    cases = [(DIGITS, 100), (DIGITS, 10), (CIFAR, 100)]
-    chosen = [auto.choose_from_scratch(one, epochs=n).settings["train"] for one, n in cases]
-    assert [settings.get("weight_decay") for settings in chosen] == [0.3, None, None]
-
-
 def test_a_named_model_looks_at_the_size_of_the_pictures():
     assert auto.choose_from_scratch(CIFAR, model="S/16").settings["vit"]["image"] == 32
     assert auto.choose_from_scratch(PHOTOS, model="S/16").settings["vit"]["image"] == 224

@@ -33,7 +33,6 @@ STEPS_PER_EPOCH = 16  # at least, where the data set is large enough
 FEW_EPOCHS = 8  # below this, augmentation slows learning down more than it helps
 MANY_EPOCHS = 40  # from here on, a small model overfits without regularisation
 VERY_MANY_EPOCHS = 150  # from here on, mixup and cutmix pay off too
-FEW_IMAGES = 10_000  # below this, many epochs overfit without more weight decay
 SHORT_TRAINING = 15  # epochs below which patch dropout buys more steps than it costs accuracy
 LONG_SEQUENCE = 36  # patches from which half of them still show the image
 SCRATCH: dict[str, Any] = {"optimizer": "muon", "lr": 1e-2, "schedule": "linear"}
@@ -274,9 +273,6 @@ def choose_training(
     if epochs >= MANY_EPOCHS:
         train |= {"smoothing": 0.1, "ema": choose_ema_decay(summary.images * epochs / batch)}
         reasons.append("label smoothing and EMA weights: they reduce overfitting in many epochs")
-    if epochs >= MANY_EPOCHS and summary.images < FEW_IMAGES:
-        train["weight_decay"] = 0.3
-        reasons.append("weight decay 0.3: with few images and many epochs less of it overfits")
     reasons += explain_balancing(summary)
     return train | choose_class_weights(summary)
 
