@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.data import augment
+from vitrail.model.stem import Stem
 from vitrail.training import loop, optim
 from vitrail.training.learner import Learner
 
@@ -81,6 +82,20 @@ def show_small_images_first() -> None:
     patch_batches(shrink_first_batches)
 
 
+def train_stem_in_bfloat16() -> None:
+    """Rounds the convolutions of a stem in training, as under autocast; the blocks stay float32."""
+    forward = Stem.forward
+
+    def forward_rounded(self: Stem, x: Tensor) -> Tensor:
+        if not self.training:
+            return forward(self, x)
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            rounded = forward(self, x)
+        return rounded.to(x.dtype)
+
+    Stem.forward = forward_rounded  # type: ignore[method-assign]
+
+
 def patch_batches(
     change: Callable[[Learner, Iterable[loop.Batch], int], Iterator[loop.Batch]],
 ) -> None:
@@ -141,6 +156,7 @@ IDEAS: dict[str, Idea] = {
     "whitening": Idea(patch=whiten_first_layer),
     "small-first": Idea(patch=show_small_images_first, cost=True),
     "bfloat16": Idea(settings={"train": {"precision": "bfloat16"}}, cost=True),
+    "bfloat16-stem": Idea(patch=train_stem_in_bfloat16, cost=True),
     "batch-64": Idea(settings={"train": {"batch": 64}}, cost=True),
     "batch-256": Idea(settings={"train": {"batch": 256}}, cost=True),
     "qk-norm": Idea(settings={"vit": {"qk_norm": True}}, cost=True),

@@ -1,5 +1,6 @@
 """Paired trainings: jobs that are not repeated, ideas of the tournament, and the guard sets."""
 
+import copy
 import json
 import math
 
@@ -17,6 +18,7 @@ from bench.trial import Trial, expected_steps, run_trial
 from vitrail.data import augment
 from vitrail.data.open import open_data
 from vitrail.errors import UserError
+from vitrail.model.stem import ResNet9, Stem
 from vitrail.training import loop, optim
 from vitrail.training.config import TrainConfig
 
@@ -30,6 +32,7 @@ def patched(monkeypatch):
         (optim.Muon, "step"),
         (optim, "group_parameters"),
         (loop, "train_steps"),
+        (Stem, "forward"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))
 
@@ -104,6 +107,17 @@ def test_whitening_filters_have_uncorrelated_responses_and_the_old_norm():
     torch.testing.assert_close(kernel[:4], -kernel[4:])
     responses = nn.functional.conv2d(images, kernel[:4]).transpose(0, 1).flatten(1)
     assert (responses.corrcoef() - torch.eye(4)).abs().max() < 1e-3
+
+
+def test_a_stem_in_bfloat16_is_rounded_in_training_only(patched):
+    torch.manual_seed(0)
+    stem, x = ResNet9(3, 16, 4), torch.randn(4, 3, 8, 8)
+    twin = copy.deepcopy(stem)
+    exact = stem.eval()(x), stem.train()(x)
+    IDEAS["bfloat16-stem"].patch()
+    rounded = twin.eval()(x), twin.train()(x)
+    assert torch.equal(exact[0], rounded[0]) and rounded[1].dtype == torch.float32
+    assert 0 < (rounded[1] - exact[1]).norm() < 0.05 * exact[1].norm()
 
 
 def test_the_first_batches_are_small():

@@ -4,16 +4,13 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.run import build
 from vitrail.run.auto import DataSummary
-from vitrail.run.build import check_recipe, make_learner
+from vitrail.run.build import check_recipe
 from vitrail.run.recipe import Recipe
-from vitrail.training import loop
 from vitrail.training.config import TrainConfig
 
 SUMMARY = DataSummary(images=900, classes=10, side=32, channels=3, imbalance=1.0)
@@ -69,39 +66,3 @@ def test_the_preprocessed_size_counts():
 def test_a_model_without_a_head_is_refused():
     with pytest.raises(UserError, match=r"vit\.head none .* set `vit\.head='linear'`"):
         check_recipe(recipe(32, patch=4, head="none"), SUMMARY)
-
-
-@pytest.mark.parametrize(
-    ("units", "precision", "stem", "expected"),
-    [
-        (True, "auto", "r9", True),
-        (True, "auto", "conv", True),
-        (False, "auto", "r9", False),
-        (True, "float32", "r9", False),
-        (True, "auto", "patch", False),
-    ],
-)
-def test_stems_train_in_bfloat16_where_the_cpu_has_units(
-    monkeypatch, units, precision, stem, expected
-):
-    monkeypatch.setattr(build, "has_bfloat16_units", lambda: units)
-    made = recipe(16, patch=4, stem=stem)
-    made = replace(made, train=replace(made.train, precision=precision))
-    backbone = make_learner(made, torch.device("cpu")).model.patch_embed.backbone
-    assert getattr(backbone, "train_in_bfloat16", False) is expected
-
-
-def test_a_training_in_bfloat16_is_repeated_bit_for_bit(monkeypatch):
-    monkeypatch.setattr(build, "has_bfloat16_units", lambda: True)
-    made = recipe(16, patch=4, stem="r9")
-    torch.manual_seed(0)
-    batches = [(torch.randn(8, 3, 16, 16), torch.arange(8)) for _ in range(3)]
-    losses = [
-        [step.loss for step in loop.train_steps(learner, batches, made.train, 3)]
-        for learner in (make_learner(made, torch.device("cpu")) for _ in range(2))
-    ]
-    assert losses[0] == losses[1]
-    exact = replace(made, train=replace(made.train, precision="float32"))
-    learner = make_learner(exact, torch.device("cpu"))
-    others = [step.loss for step in loop.train_steps(learner, batches, made.train, 3)]
-    assert others != losses[0] and others == pytest.approx(losses[0], rel=0.02)

@@ -15,7 +15,6 @@ from vitrail.data.source import Source
 from vitrail.errors import UserError
 from vitrail.model.attention import Attention
 from vitrail.model.config import ViTConfig, check_image_size
-from vitrail.model.stem import Stem
 from vitrail.model.vit import ViT
 from vitrail.pretraining.config import PretrainConfig
 from vitrail.pretraining.masked import MaskedAutoencoder
@@ -30,7 +29,6 @@ from vitrail.pretraining.teacher import (
 from vitrail.pretraining.views import AgreeingViews
 from vitrail.run.auto import DataSummary
 from vitrail.run.recipe import Recipe, settings_to_dict
-from vitrail.training.device import has_bfloat16_units
 from vitrail.training.distributed import SINGLE, World
 from vitrail.training.learner import Learner
 from vitrail.zoo import load as zoo
@@ -123,9 +121,6 @@ def make_learner(recipe: Recipe, device: torch.device) -> Learner:
     if recipe.weights:
         load_backbone_weights(recipe.weights, model)
     model.to(device)
-    for module in model.modules():
-        if isinstance(module, Stem):
-            module.train_in_bfloat16 = trains_stem_in_bfloat16(recipe, device)
     if recipe.tune != "all" or recipe.train.frozen:
         freeze(model, recipe.tune, recipe.train.rank, recipe.train.frozen)
     whole = wrap_backbone(model, recipe).to(device)
@@ -142,16 +137,6 @@ def make_learner(recipe: Recipe, device: torch.device) -> Learner:
     )
     set_criterion(learner, recipe)
     return learner
-
-
-def trains_stem_in_bfloat16(recipe: Recipe, device: torch.device) -> bool:
-    """Whether the convolutions of a small stem are faster in bfloat16: 1.7 times on such CPUs.
-
-    The blocks are slower in it: they are narrow, and their norms and GELU dominate.
-    """
-    if recipe.train.precision != "auto" or recipe.pretrain is not None or device.type != "cpu":
-        return False
-    return recipe.vit.small_stem and has_bfloat16_units()
 
 
 def set_criterion(learner: Learner, recipe: Recipe) -> None:

@@ -15,7 +15,7 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.cost import count_macs
 from vitrail.run import auto, fine_tuning
-from vitrail.run.build import check_recipe, load_for_fine_tuning, trains_stem_in_bfloat16
+from vitrail.run.build import check_recipe, load_for_fine_tuning
 from vitrail.run.recipe import (
     Recipe,
     Tune,
@@ -176,10 +176,6 @@ def compose_design(
         settings["preprocess"] = merge_settings(settings["preprocess"], size)
     recipe = settings_from_dict(Recipe, settings)
     check_recipe(recipe, summary)
-    if trains_stem_in_bfloat16(recipe, device):
-        reasons.append(
-            "precision: bfloat16 in the stem, for which this CPU has units; else float32"
-        )
     return Design(recipe=recipe, reasons=reasons, settings=choice.settings, measured=measured)
 
 

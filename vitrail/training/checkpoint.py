@@ -24,7 +24,6 @@ from torch import distributed as dist
 from vitrail import __version__, files
 from vitrail.decoding import parse_json
 from vitrail.errors import UserError
-from vitrail.training.device import has_bfloat16_units
 
 FORMAT = 1  # version of the folders written here
 CHECKPOINTS_KEPT = 2  # the newest, and one to fall back on if a disk error damages the newest
@@ -184,7 +183,6 @@ def describe_machine() -> dict[str, str | int]:
         "threads": torch.get_num_threads(),
         "processes": dist.get_world_size() if dist.is_initialized() else 1,
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        "bfloat16 units": str(has_bfloat16_units()),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "vitrail": __version__,
         **{name: package_version(name) for name in ("numpy", "pillow", "simplejpeg")},

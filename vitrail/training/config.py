@@ -61,7 +61,7 @@ class TrainConfig:
     class_weights: bool = False  # weight the loss by inverse class frequency
     evaluate_every: int = 0  # epochs between evaluations on the validation split; 0: automatic
     patience: int = 0  # epochs without improvement before early stopping; 0 disables it
-    precision: Precision = "auto"  # auto: bfloat16 on GPUs and in stems on CPUs that support it
+    precision: Precision = "auto"  # auto: bfloat16 on GPUs that support it, else float32
     compile: bool = False  # use torch.compile: about a minute to compile, faster steps on a GPU
     save_every: int = 60  # seconds between checkpoints
     log_every: int = 10  # steps between lines of log.jsonl

@@ -26,8 +26,3 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
         reason = str(error).splitlines()[0]
         raise UserError(f"cannot use device {name}: {reason}; try `device='cpu'`") from error
     return device
-
-
-def has_bfloat16_units() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware; others emulate it, far slower."""
-    return bool(torch.cpu.get_capabilities().get("avx512_bf16", False))

@@ -96,8 +96,7 @@ class Learner:
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The dtype of the forward pass; the weights keep theirs.
 
-    "auto" is float32 on a CPU: without bfloat16 units, bfloat16 is 50 times slower there, and with
-    them only convolutions gain from it.
+    "auto" is float32 on a CPU: without bfloat16 units, bfloat16 is 50 times slower there.
     """
     if precision != "auto":
         dtype: torch.dtype = getattr(torch, precision)
