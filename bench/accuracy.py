@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.measure import OnProgress
 from bench.process import ROOT
-from bench.recipes import RECIPES
+from bench.recipes import CONVNET, RECIPES
 from bench.report import describe_code
 from vitrail.errors import UserError
 from vitrail.files import write_file
@@ -40,9 +40,17 @@ class AccuracySettings:
     set: tuple[str, ...] = ("cifar10", "fashion-mnist")  # only for accuracy: built-in data sets
     seeds: int = 3  # only for accuracy: Vitrail's runs, each with its own random seed
     jobs: int = 1  # only for accuracy: entries at the same time; they share the cores equally
+    peers: tuple[str, ...] = tuple(RECIPES)  # only for accuracy: contenders beside Vitrail
+    # only for accuracy: the best ViT peer and the ConvNet train for so many times the minutes too,
+    # if they do not reach our accuracy within them
+    longer: float = 4
     work: Path = Path("runs/bench-accuracy")  # only for accuracy: folder of finished entries
 
     def __post_init__(self) -> None:
+        if unknown := set(self.peers) - RECIPES.keys():
+            raise UserError(f"unknown peer {min(unknown)!r}; choose from {', '.join(RECIPES)}")
+        if not self.longer >= 1:
+            raise UserError(f"{self.longer:g} times longer; give at least 1")
         if not self.minutes > 0 or self.seeds < 1 or not self.set or self.jobs < 1:
             raise UserError(
                 f"{self.minutes:g} minutes, {self.seeds} seeds, {self.jobs} jobs, "
@@ -58,7 +66,7 @@ class AccuracySettings:
 
     @property
     def total(self) -> float:
-        """Minutes of all entries, without the peers' evaluations."""
+        """Minutes of all entries, without the peers' evaluations and longer runs."""
         return sum(entry.minutes for entry in self.entries())
 
     def entries(self) -> list["Entry"]:
@@ -69,8 +77,8 @@ class AccuracySettings:
             shorter = [fraction * self.minutes for fraction in SHORTER]
             entries += [replace(entry, minutes=m) for m in shorter if m >= MIN_MINUTES]
             entries.append(replace(entry, contender=PLAIN))
-            for peer, recipe in RECIPES.items():
-                rates = sorted({recipe.lr, *recipe.rates})
+            for peer in self.peers:
+                rates = sorted({RECIPES[peer].lr, *RECIPES[peer].rates})
                 entries += [replace(entry, contender=peer, lr=lr) for lr in rates]
         return entries
 
@@ -103,7 +111,8 @@ def run(settings: AccuracySettings, progress: OnProgress) -> dict[str, Any]:
         if stop.is_set():
             raise UserError(f"{entry} was stopped")  # which terminates its process
         minutes[entry] = min(1.0, fraction) * entry.minutes
-        progress(sum(minutes.values()) / settings.total, str(entry))
+        total = sum(entry.minutes for entry in entries)  # grows by the longer runs
+        progress(sum(minutes.values()) / total, str(entry))
 
     def run_entry(entry: Entry) -> dict[str, Any]:
         path = work / entry.file
@@ -117,6 +126,9 @@ def run(settings: AccuracySettings, progress: OnProgress) -> dict[str, Any]:
     pool = ThreadPoolExecutor(settings.jobs)
     try:
         results = list(pool.map(run_entry, entries))
+        extended = extend_entries(settings, entries, results)
+        entries += extended
+        results += pool.map(run_entry, extended)
     except (KeyboardInterrupt, SystemExit):
         stop.set()
         raise
@@ -131,6 +143,25 @@ def run(settings: AccuracySettings, progress: OnProgress) -> dict[str, Any]:
         "threads": settings.threads,
         "sets": sets,
     }
+
+
+def extend_entries(
+    settings: AccuracySettings, entries: list[Entry], results: list[dict[str, Any]]
+) -> list[Entry]:
+    """Longer runs of the best ViT peer and of the ConvNet, where they are below all our seeds."""
+    extended = []
+    for data in settings.set if settings.longer > 1 else ():
+        scores = {
+            e: r["val"] or 0.0 for e, r in zip(entries, results, strict=True) if e.data == data
+        }
+        usual = {e: score for e, score in scores.items() if e.minutes == settings.minutes}
+        level = min(score for e, score in usual.items() if e.contender == OURS)
+        vits = [e for e in usual if e.contender not in (OURS, PLAIN, CONVNET)]
+        others = sorted(vits, key=usual.__getitem__)[-1:]
+        others += [e for e in usual if e.contender == CONVNET]
+        minutes = settings.longer * settings.minutes
+        extended += [replace(e, minutes=minutes) for e in others if usual[e] < level]
+    return extended
 
 
 def train_vitrail(entry: Entry, path: Path, on_progress: Callable[[float], None]) -> None:

@@ -19,49 +19,81 @@ def accuracy_table(result: dict[str, Any]) -> str:
 
 
 def set_table(name: str, entries: list[Entry], minutes: float) -> str:
+    """One row per contender, then how many times longer the best ViT peer and the ConvNet need."""
     rows = group_entries(entries, minutes)
-    best, tutorial = best_peer(rows), rows[f"{TUTORIAL}, published"][0]
-    level = min(entry["val"] for entry in rows[OURS])  # which all our seeds reach
-    our_seconds = median(seconds_to(entry["curve"], level) for entry in rows[OURS])
+    level, our_seconds = our_level(rows)
+    peers = {
+        "best peer": best_peer(rows),
+        "tutorial": rows.get(f"{TUTORIAL}, published", [None])[0],
+    }
+    levels = {f"{label}'s": peer["val"] for label, peer in peers.items() if peer and peer["val"]}
+    columns = [f"seconds to the {label} {value:.1%}" for label, value in levels.items()]
+    columns.append(f"times our seconds to our {level:.1%}")
     lines = [
         f"| {name}, {minutes:g} min | parameters | learning rate | test accuracy | "
-        f"seconds to the best peer's {best['val']:.1%} | "
-        f"seconds to the tutorial's {tutorial['val']:.1%} | "
-        f"times our seconds to our {level:.1%} |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        f"{' | '.join(columns)} |",
+        f"|---|{'---:|' * (3 + len(columns))}",
     ]
     for label, group in rows.items():
         cells = [f"{group[0]['parameters']:,}", f"{group[0]['lr']:g}", format_accuracy(group)]
-        cells += [format_seconds_to(group, peer["val"]) for peer in (best, tutorial)]
+        cells += [format_seconds_to(group, value) for value in levels.values()]
         cells.append(format_times_longer(group, level, our_seconds))
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", summarise_set(entries, rows, minutes)])
+
+
+def summarise_set(entries: list[Entry], rows: dict[str, list[Entry]], minutes: float) -> str:
+    """How many times as long as Vitrail the best ViT peer and the ConvNet need, in one sentence."""
+    level, our_seconds = our_level(rows)
+    best, clauses = best_peer(rows), []
+    others = [(best["contender"], f"the best ViT peer ({best['contender']})")] if best else []
+    others.append((CONVNET, "the ConvNet"))
+    for contender, label in others:
+        if group := [entry for entry in entries if entry["contender"] == contender]:
+            clauses.append(f"{label} {describe_times(group, level, our_seconds)}")
+    needed = ", and ".join(clauses)
+    return (
+        f"For the {level:.1%} of `vitrail` in {minutes:g} minutes, {needed or 'nobody else ran'}."
+    )
+
+
+def describe_times(group: list[Entry], level: float, our_seconds: float) -> str:
+    """Whichever run of the contender reaches the level first; or the longest that does not."""
+    seconds = min(total_seconds(entry, level) for entry in group)
+    if seconds < math.inf:
+        return f"needs {seconds / our_seconds:.2f} times the time"
+    longest = max(group, key=lambda entry: entry["minutes"])
+    accuracy = max(entry["val"] or 0.0 for entry in group if entry["minutes"] == longest["minutes"])
+    times = 60 * longest["minutes"] / our_seconds
+    return f"needs over {times:.2f} times the time, with which it reaches {accuracy:.1%}"
+
+
+def our_level(rows: dict[str, list[Entry]]) -> tuple[float, float]:
+    """The validation accuracy that all our seeds reach, and the median of their seconds to it."""
+    level = min(entry["val"] for entry in rows[OURS])
+    return level, median(total_seconds(entry, level) for entry in rows[OURS])
 
 
 def group_entries(entries: list[Entry], minutes: float) -> dict[str, list[Entry]]:
-    """The rows: Vitrail with all seeds, Vitrail in less time, each peer as published and tuned."""
-    ours = [entry for entry in entries if entry["contender"] == OURS]
-    rows = {OURS: [entry for entry in ours if entry["minutes"] == minutes]}
-    for entry in ours:
-        if entry["minutes"] != minutes:
-            rows[f"{OURS} in {entry['minutes']:g} min"] = [entry]
-    if plain := [entry for entry in entries if entry["contender"] == PLAIN]:
-        rows[PLAIN] = plain
-    peers = dict.fromkeys(e["contender"] for e in entries if not e["contender"].startswith(OURS))
-    for peer in peers:
-        if peer == CONVNET:
-            rows[peer] = [entry for entry in entries if entry["contender"] == peer]
-            continue
-        runs = [entry for entry in entries if entry["contender"] == peer]
-        rows[f"{peer}, published"] = [entry for entry in runs if entry["published"]]
-        rows[f"{peer}, best learning rate"] = [max(runs, key=lambda entry: entry["val"] or 0)]
+    """The rows: Vitrail with all seeds, each peer as published and tuned; then other minutes."""
+    rows = {}
+    for contender in dict.fromkeys(entry["contender"] for entry in entries):
+        runs = [entry for entry in entries if entry["contender"] == contender]
+        usual = [entry for entry in runs if entry["minutes"] == minutes]
+        if contender in (OURS, PLAIN, CONVNET):
+            rows[contender] = usual
+        else:
+            rows[f"{contender}, published"] = [entry for entry in usual if entry["published"]]
+            rows[f"{contender}, best learning rate"] = [max(usual, key=lambda e: e["val"] or 0)]
+        others = [entry for entry in runs if entry["minutes"] != minutes]
+        rows |= {f"{contender} in {entry['minutes']:g} min": [entry] for entry in others}
     return rows
 
 
-def best_peer(rows: dict[str, list[Entry]]) -> Entry:
-    """The ViT peer with the highest validation accuracy."""
-    peers = [group[0] for label, group in rows.items() if not label.startswith((OURS, CONVNET))]
-    return max(peers, key=lambda entry: entry["val"] or 0)
+def best_peer(rows: dict[str, list[Entry]]) -> Entry | None:
+    """The ViT peer with the highest validation accuracy in the usual minutes."""
+    tuned = [group[0] for label, group in rows.items() if label.endswith("best learning rate")]
+    return max(tuned, key=lambda entry: entry["val"] or 0, default=None)
 
 
 def format_accuracy(group: list[Entry]) -> str:
@@ -76,17 +108,24 @@ def format_accuracy(group: list[Entry]) -> str:
 
 
 def format_seconds_to(group: list[Entry], level: float) -> str:
-    seconds = median(seconds_to(entry["curve"], level) for entry in group)
+    seconds = median(total_seconds(entry, level) for entry in group)
     return f"{seconds:.0f}" if seconds < math.inf else "not reached"
 
 
 def format_times_longer(group: list[Entry], level: float, our_seconds: float) -> str:
     """Time to accuracy over ours; if the group does not reach the level, more than all its time."""
-    seconds = median(seconds_to(entry["curve"], level) for entry in group)
+    seconds = median(total_seconds(entry, level) for entry in group)
     if seconds < math.inf:
         return f"{seconds / our_seconds:.2f}"
-    longest = max((entry["curve"][-1][0] for entry in group if entry["curve"]), default=0.0)
-    return f"over {longest / our_seconds:.2f}"
+    return f"over {60 * group[0]['minutes'] / our_seconds:.2f}"
+
+
+def total_seconds(entry: Entry, level: float) -> float:
+    """Seconds until a contender reaches `level`; of Vitrail, with start, planning and test."""
+    seconds = seconds_to(entry["curve"], level)
+    if entry["contender"].startswith(OURS) and entry["curve"]:
+        seconds += max(0.0, 60 * entry["minutes"] - entry["curve"][-1][0])
+    return seconds
 
 
 def seconds_to(curve: list[list[float]], level: float) -> float:
@@ -115,14 +154,14 @@ def accuracy_legend(result: dict[str, Any]) -> str:
     each = "one thread" if threads == 1 else f"{threads} threads"
     return (
         f"Every entry uses {each}; {order}. "
-        "The last columns are the seconds of training until the validation accuracy reaches the "
-        "final one of the best ViT peer, and of the tutorial as published, and how many times the "
-        "seconds of `vitrail` it takes to the lowest final accuracy of its seeds; interpolated "
-        "between two evaluations. `vitrail` is `vitrail train SET --minutes M --from none`, the "
-        "plain ViT the same with `--model Nano/4`; their minutes include start, "
-        "planning and test; the peers train for all the minutes with Vitrail's loader, and their "
-        "clock stops during evaluation. Best learning rate: of 0.0003, 0.001, 0.003 and the "
-        "published one, chosen by validation accuracy. "
+        "The last columns are the seconds until the validation accuracy reaches the final one of "
+        "the best ViT peer, and of the tutorial as published, and how many times the seconds of "
+        "`vitrail` it takes to the lowest final accuracy of its seeds; interpolated between two "
+        "evaluations. `vitrail` is `vitrail train SET --minutes M --from none`, the plain ViT the "
+        "same with `--model Nano/4`; their seconds include start, planning and test. The peers "
+        "train for all the minutes with Vitrail's loader, and their clock stops during evaluation. "
+        "Best learning rate: of 0.0003, 0.001, 0.003 and the published one, chosen by validation "
+        "accuracy. "
         f"Recipes, compressed to the minutes: {recipes}."
     )
 

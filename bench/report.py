@@ -77,11 +77,11 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def current_commit() -> str:
+def current_commit(checkout: Path = ROOT) -> str:
     """The short hash, with a + if the code has uncommitted changes."""
     try:
-        changed = run_git("status", "--porcelain", "vitrail", "bench/*.py")
-        return run_git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+        changed = run_git(checkout, "status", "--porcelain", "vitrail", "bench/*.py")
+        return run_git(checkout, "rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (
         OSError,
         subprocess.CalledProcessError,
@@ -89,9 +89,9 @@ def current_commit() -> str:
         return "unknown"
 
 
-def run_git(*arguments: str) -> str:
+def run_git(checkout: Path, *arguments: str) -> str:
     return subprocess.run(
-        ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", *arguments], cwd=checkout, check=True, capture_output=True, text=True
     ).stdout.strip()
 
 

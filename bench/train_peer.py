@@ -42,7 +42,7 @@ MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {
     CONVNET: ResNet9,
 }
 VIT = "Nano/4"  # the plain ViT that the ViT peers build
-EVALUATIONS = 5  # on the validation split, at equal intervals of time
+EVALUATIONS = 10  # on the validation split, at equal intervals of time
 SIZE_TOLERANCE = 0.2  # largest relative difference between their and our number of parameters
 
 

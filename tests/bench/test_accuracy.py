@@ -17,7 +17,7 @@ import torch
 
 from bench import accuracy, report, train_peer
 from bench.accuracy import AccuracySettings, Entry
-from bench.curves import accuracy_table, plot_accuracy, seconds_to
+from bench.curves import accuracy_table, plot_accuracy, seconds_to, total_seconds
 from bench.recipes import LEARNING_RATES, RECIPES, Recipe, learning_rate
 from bench.report import render_plot
 from bench.resnet9 import ResNet9
@@ -209,6 +209,58 @@ def test_time_to_our_accuracy_is_a_multiple_of_our_time():
     assert rows["resnet-9"] == f"{convnet / ours:.2f}"
     assert rows["timm, best learning rate"] == f"over {120 / ours:.2f}"
     assert rows["vitrail, plain ViT"] == f"over {120 / ours:.2f}"
+
+
+def test_a_sentence_says_how_many_times_longer_the_others_need():
+    found = make_result()
+    ours = 113.3333  # seconds to 80 %, see above
+    page = accuracy_table(found)
+    assert "For the 80.0% of `vitrail` in 2 minutes, the best ViT peer (timm) " in page
+    assert f"needs over {120 / ours:.2f} times the time, with which it reaches 60.0%" in page
+    assert f"and the ConvNet needs {101.0526 / ours:.2f} times the time." in page
+    longer = make_entry("timm", lr=3e-3, val=0.9, minutes=8.0, published=False)
+    longer["curve"] = [[240, 0.5], [480, 0.9]]
+    found["sets"]["digits"].append(longer)
+    page = accuracy_table(found)
+    assert f"the best ViT peer (timm) needs {420 / ours:.2f} times the time" in page
+    assert f"| timm in 8 min | 1,000 | 0.003 | 89.0% | 300 | 240 | {420 / ours:.2f} |" in page
+
+
+def test_our_time_includes_start_planning_and_test():
+    ours = make_entry("vitrail", minutes=3.0)  # trains for two minutes
+    assert total_seconds(ours, 0.25) == seconds_to(ours["curve"], 0.25) + 60
+    peer = make_entry("timm", minutes=3.0)
+    assert total_seconds(peer, 0.25) == seconds_to(peer["curve"], 0.25)
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_contenders_below_our_accuracy_train_for_longer(tmp_path, monkeypatch, reached):
+    """Only the best ViT peer, at its best learning rate, and the ConvNet."""
+    val = {"vitrail": 0.8, "tutorial": 0.5, "timm": 0.9 if reached else 0.6}
+
+    def train(entry, path, on_progress):
+        score = val.get(entry.contender, 0.4) - (0.1 if entry.lr == 1e-3 else 0)
+        path.write_text(json.dumps(make_entry(entry.contender, val=score)))
+
+    monkeypatch.setattr(accuracy, "train_vitrail", train)
+    monkeypatch.setattr(accuracy, "train_peer", train)
+    settings = AccuracySettings(
+        minutes=1, set=("digits",), seeds=1, peers=("tutorial", "timm", "resnet-9"), work=tmp_path
+    )
+    accuracy.run(settings, lambda done, activity: None)
+    longer = sorted(path.name for path in tmp_path.glob("*_4-min_*"))
+    convnet = "digits_resnet-9_4-min_lr-0.4"
+    names = [convnet] if reached else [convnet, "digits_timm_4-min_lr-0.003"]
+    assert [name.rpartition("_")[0] for name in longer] == names
+
+
+def test_peers_are_chosen_by_name():
+    entries = AccuracySettings(set=("digits",), peers=("resnet-9",)).entries()
+    assert {e.contender for e in entries} == {"vitrail", "vitrail, plain ViT", "resnet-9"}
+    with pytest.raises(UserError, match="unknown peer 'keras'; choose from tutorial"):
+        AccuracySettings(peers=("keras",))
+    with pytest.raises(UserError, match="give at least 1"):
+        AccuracySettings(longer=0.5)
 
 
 def test_the_convnet_has_the_published_size_and_learns(fast_clock):

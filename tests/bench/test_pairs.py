@@ -1,0 +1,238 @@
+"""Paired trainings: jobs that are not repeated, ideas of the tournament, and the guard sets."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bench import guard, ideas, tournament
+from bench.guard import GuardSettings
+from bench.ideas import IDEAS
+from bench.pairs import Job, format_difference, paired_difference, run_jobs
+from bench.tournament import TournamentSettings
+from bench.trial import Trial, expected_steps, run_trial
+from vitrail.data import augment
+from vitrail.data.open import open_data
+from vitrail.errors import UserError
+from vitrail.model.stem import ResNet9, Stem
+from vitrail.training import loop, optim
+from vitrail.training.config import TrainConfig
+
+
+@pytest.fixture
+def patched(monkeypatch):
+    """Undoes what the ideas patch."""
+    for module, name in (
+        (augment, "sample_uniforms"),
+        (optim, "MOMENTUM"),
+        (optim.Muon, "step"),
+        (optim, "group_parameters"),
+        (loop, "train_steps"),
+        (Stem, "forward"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
+
+
+def test_the_difference_of_pairs_has_a_standard_error():
+    assert paired_difference([0.5, 0.6, 0.7], [0.6, 0.7, 0.8]) == pytest.approx((0.1, 0))
+    mean, error = paired_difference([0.5, 0.6], [0.5, 0.64])
+    assert (mean, error) == pytest.approx((0.02, 0.02))
+    assert paired_difference([0.5], [0.6])[1] == math.inf
+
+
+def test_only_a_difference_above_its_error_is_a_verdict():
+    assert format_difference(0.02, 0.01) == ["+2.00 ± 1.00", "better"]
+    assert format_difference(-0.02, 0.01) == ["-2.00 ± 1.00", "worse"]
+    assert format_difference(0.01, 0.02) == ["+1.00 ± 2.00", "undecided"]
+    assert format_difference(0.5, math.inf) == ["+50.00", "undecided"]
+
+
+def test_a_job_is_run_once_and_its_failure_names_the_log(tmp_path):
+    source, result = tmp_path / "source.json", tmp_path / "result.json"
+    source.write_text('{"accuracy": 0.5}')
+    command = ("json.tool", str(source), str(result))
+    job = Job(path=result, log=tmp_path / "logs" / "job.log", command=command)
+    assert run_jobs([job], 1) == [{"accuracy": 0.5}]
+    source.unlink()
+    assert run_jobs([job], 1) == [{"accuracy": 0.5}]
+    result.unlink()
+    with pytest.raises(UserError, match=r"exit code \d; see .*job\.log"):
+        run_jobs([job], 1)
+    with pytest.raises(UserError, match="lower `jobs`"):
+        run_jobs([job], 1000)
+
+
+def test_alternating_flips_flip_every_image_in_every_second_epoch(patched):
+    IDEAS["alternating-flips"].patch()
+    items = np.arange(100)
+    flipped = [augment.sample_uniforms(0, epoch, items)["flip"] < 0.5 for epoch in range(4)]
+    np.testing.assert_array_equal(flipped[0], flipped[2])
+    np.testing.assert_array_equal(flipped[0], ~flipped[1])
+    assert 20 < flipped[0].sum() < 80
+
+
+def test_momentum_rises_to_its_usual_value(patched, monkeypatch):
+    monkeypatch.setattr(ideas, "MOMENTUM_STEPS", 2)
+    usual = optim.MOMENTUM
+    IDEAS["momentum-warm-up"].patch()
+    model = nn.Linear(2, 2)
+    config = TrainConfig(optimizer="muon")
+    optimizer = optim.build_optimizer(model, config, matrices={"weight": 1})
+    values = []
+    for _ in range(4):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        values.append(optim.MOMENTUM)
+    assert values == pytest.approx([0.85, 0.9, usual, usual])
+
+
+def test_only_vectors_get_another_learning_rate(patched):
+    IDEAS["vectors-x4"].patch()
+    config = TrainConfig(optimizer="muon")
+    optimizer = optim.build_optimizer(nn.Linear(2, 2), config, matrices={"weight": 1})
+    assert {bool(g["matrices"]): g["scale"] for g in optimizer.param_groups} == {True: 1, False: 4}
+
+
+def test_whitening_filters_have_uncorrelated_responses_and_the_old_norm():
+    torch.manual_seed(0)
+    kernel = torch.randn(8, 3, 3, 3)
+    norm = kernel.norm()
+    images = torch.randn(4, 1, 12, 12).expand(-1, 3, -1, -1) + 0.3 * torch.randn(4, 3, 12, 12)
+    ideas.whiten(kernel, images)
+    assert kernel.norm() == pytest.approx(float(norm), rel=0.2)
+    torch.testing.assert_close(kernel[:4], -kernel[4:])
+    responses = nn.functional.conv2d(images, kernel[:4]).transpose(0, 1).flatten(1)
+    assert (responses.corrcoef() - torch.eye(4)).abs().max() < 1e-3
+
+
+def test_a_stem_in_bfloat16_is_rounded_in_training_only(patched):
+    torch.manual_seed(0)
+    stem, x = ResNet9(3, 16, 4), torch.randn(4, 3, 8, 8)
+    twin = copy.deepcopy(stem)
+    exact = stem.eval()(x), stem.train()(x)
+    IDEAS["bfloat16-stem"].patch()
+    rounded = twin.eval()(x), twin.train()(x)
+    assert torch.equal(exact[0], rounded[0]) and rounded[1].dtype == torch.float32
+    assert 0 < (rounded[1] - exact[1]).norm() < 0.05 * exact[1].norm()
+
+
+def test_the_first_batches_are_small():
+    batches = [(torch.zeros(1, 3, 32, 32), torch.zeros(1))] * 4
+    changed = ideas.shrink_first_batches(None, batches, 4)
+    assert [images.shape[-1] for images, _ in changed] == [24, 24, 32, 32]
+
+
+@pytest.mark.slow
+def test_a_trial_trains_the_changed_recipe_and_times_its_steps(patched, tmp_path):
+    job = Trial(data="digits", idea="smoothing", seed=1, steps=2, recipe=1)
+    found = run_trial(job, tmp_path / "run")
+    assert (found["idea"], found["seed"], found["steps"]) == ("smoothing", 1, 2)
+    assert 0 <= found["accuracy"] <= 1 and found["step_seconds"] > 0
+    assert "smoothing = 0.2" in (tmp_path / "run" / "recipe.toml").read_text()
+
+
+def test_steps_follow_from_minutes_and_not_from_the_clock():
+    source = open_data("digits", progress=False)
+    once, twice = (expected_steps(source, 1, minutes) for minutes in (1, 2))
+    assert 1 < once == pytest.approx(twice / 2, abs=1)
+
+
+def test_a_tournament_compares_pairs_at_equal_work(monkeypatch, tmp_path):
+    """bfloat16 is twice as fast here, and gets twice the steps."""
+    accuracies = {"default": [0.7, 0.72], "smoothing": [0.71, 0.73], "bfloat16": [0.7, 0.71]}
+    trained = []
+
+    def run_jobs(jobs, parallel):
+        trials = [Trial(**json.loads(job.command[1])) for job in jobs]
+        trained.extend(trials)
+        return [
+            {
+                "idea": one.idea,
+                "steps": one.steps,
+                "accuracy": accuracies[one.idea][one.seed],
+                "step_seconds": 0.5 if one.idea == "bfloat16" else 1.0,
+                "commit": "abc",
+            }
+            for one in trials
+        ]
+
+    monkeypatch.setattr(tournament, "run_jobs", run_jobs)
+    settings = TournamentSettings(
+        ideas=("smoothing", "bfloat16"), data="digits", seeds=2, steps=100, work=tmp_path
+    )
+    page = tournament.run(settings)
+    assert "| default | 100 | 71.0% |  |  |" in page
+    assert "| smoothing | 100 | 72.0% | +1.00 ± 0.00 | better |" in page
+    assert "| bfloat16 | 200 | 70.5% | -0.50 ± 0.50 | undecided |" in page
+    assert page.endswith("commit abc")
+    assert len({one.file for one in trained}) == len(trained)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"ideas": ("faster",)}, "unknown idea 'faster'; choose from smoothing"),
+        ({"ideas": ("smoothing",), "seeds": 1}, "at least 2 seeds"),
+    ],
+)
+def test_tournaments_without_a_result_are_rejected(wrong, message):
+    with pytest.raises(UserError, match=message):
+        TournamentSettings(**wrong)
+
+
+def test_guard_sets_are_written_once_with_their_splits(tmp_path, monkeypatch):
+    monkeypatch.setattr(guard, "NUMBERS", 1000)
+    monkeypatch.setattr(guard, "TESTED", 20)
+    settings = GuardSettings(sets=("digits",), work=tmp_path)
+    folder = guard.prepare_set("numbers", settings)
+    source = open_data(folder, progress=False)
+    assert (np.asarray(source.splits) == "test").sum() == 20 and len(source) == 1020
+    assert len(source.classes) == 100
+    monkeypatch.setattr(guard, "open_data", None)  # is not called again
+    assert guard.prepare_set("numbers", settings) == folder
+    assert guard.prepare_set("digits", settings) == "digits"
+
+
+def test_the_guard_compares_two_checkouts_or_settings(tmp_path, monkeypatch):
+    def run_jobs(jobs, parallel):
+        changed = [float("--train.smoothing" in job.command) for job in jobs]
+        return [{"test": {"accuracy": 0.9 + 0.05 * one}} for one in changed]
+
+    monkeypatch.setattr(guard, "run_jobs", run_jobs)
+    settings = GuardSettings(
+        sets=("digits",), seeds=2, work=tmp_path, change="--train.smoothing 0.2"
+    )
+    assert "| digits | 90.0% | 95.0% | +5.00 ± 0.00 | better |" in guard.run(settings)
+    assert "| digits | 90.0% |" in guard.run(GuardSettings(sets=("digits",), work=tmp_path))
+
+
+def test_an_interrupted_guard_training_starts_again(tmp_path):
+    settings = GuardSettings(sets=("digits",), work=tmp_path)
+    job = guard.make_job(("digits", 0, "after"), "digits", guard.ROOT, [], settings)
+    (job.path.parent / "checkpoints").mkdir(parents=True)
+    assert guard.make_job(("digits", 0, "after"), "digits", guard.ROOT, [], settings) == job
+    assert not job.path.parent.exists()
+    job.path.parent.mkdir()
+    job.path.write_text("{}")
+    guard.make_job(("digits", 0, "after"), "digits", guard.ROOT, [], settings)
+    assert job.path.is_file()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"sets": ("cats",)}, "unknown set 'cats'"),
+        ({"sets": ("photos",)}, "needs a folder: give `photos`"),
+        ({"seeds": 0, "sets": ("few",)}, "at least 1"),
+        ({"before": "/nowhere", "sets": ("few",)}, "not a checkout"),
+    ],
+)
+def test_a_guard_that_measures_nothing_is_rejected(wrong, message, tmp_path):
+    if "before" in wrong:
+        wrong = {**wrong, "before": tmp_path}
+    with pytest.raises(UserError, match=message):
+        GuardSettings(**wrong)
