@@ -89,7 +89,7 @@ def train(
 
     Args:
         teacher: run, weights or timm:NAME to learn from: its answers, or features if classes differ
-        labels_only: fraction of the training labels to use; small images: pretrains on all first
+        labels_only: fraction of the training labels to use; the other images teach without theirs
         minutes: total time, including evaluation and report; sets the number of steps
         epochs: passes over the training images, instead of --minutes
         seed: random seed of initialisation, data order, augmentation and dropout (default: 0)
