@@ -88,7 +88,7 @@ def test_a_fraction_of_the_labels_is_the_same_for_every_class_and_grows():
 JOINT = {**PLAIN, "train": {"steps": 12, "batch": 8, "ema": 0.9, "save_every": 3600}}
 
 
-def test_images_without_labels_join_after_half_of_the_steps(digits, monkeypatch):
+def test_images_without_labels_join_late_in_the_run(digits, monkeypatch):
     shapes = []
     forward = JointClassifier.forward
     monkeypatch.setattr(
@@ -98,8 +98,8 @@ def test_images_without_labels_join_after_half_of_the_steps(digits, monkeypatch)
     )
     run = digits(settings=JOINT, labels_only=0.1)
     recipe = (run.folder / "recipe.toml").read_text()
-    assert "few labels: batches of 64 labelled images; after 50% of the steps" in recipe
-    assert [tuple(shape[:-3]) for shape in shapes] == [(8,)] * 6 + [(8, 3)] * 6
+    assert "few labels: batches of 64 labelled images; after 70% of the steps" in recipe
+    assert [tuple(shape[:-3]) for shape in shapes] == [(8,)] * 8 + [(8, 3)] * 4
     assert run.metrics["steps"] == 12 and run.metrics["test"]["accuracy"] > 0.05
 
 
@@ -123,7 +123,7 @@ def joint_loader(source):
     return loader
 
 
-@pytest.mark.parametrize("step", [3, 9])
+@pytest.mark.parametrize("step", [3, 10])
 def test_a_resumed_joint_run_equals_one_never_stopped(digits, stop_at, monkeypatch, step):
     whole = digits("whole", settings=JOINT, labels_only=0.1)
     with monkeypatch.context():
@@ -137,11 +137,11 @@ def test_a_resumed_joint_run_equals_one_never_stopped(digits, stop_at, monkeypat
     assert mine.keys() == theirs.keys() and part.metrics["val"] == whole.metrics["val"]
 
 
-def test_weight_zero_is_training_on_the_labelled_part_alone(digits):
+def test_ratio_zero_is_training_on_the_labelled_part_alone(digits):
     settings = {**JOINT, "data": {"workers": 0, "augment": {"flip": 0.5}}}
     plain = digits("plain", settings=settings, labels_only=0.1, weights="none")
-    zero = digits("zero", settings={**settings, "joint": {"weight": 0.0}}, labels_only=0.1)
-    joint = digits("joint", settings={**settings, "joint": {"threshold": 0.0}}, labels_only=0.1)
+    zero = digits("zero", settings={**settings, "joint": {"ratio": 0}}, labels_only=0.1)
+    joint = digits("joint", settings={**settings, "joint": {"ratio": 1}}, labels_only=0.1)
     ours, same, other = (tensors(run.folder) for run in (plain, zero, joint))
     assert all(torch.equal(ours[name], same[name]) for name in ours)
     assert not torch.equal(ours["head.weight"], other["head.weight"])
@@ -193,10 +193,9 @@ def test_a_table_with_empty_labels_says_how_to_use_them(tmp_path, monkeypatch, d
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"ratio": 0}, "joint.ratio is 0; give a whole number from 1 to 64"),
-        ({"weight": -1.0}, "joint.weight is -1.0; give a number of at least 0"),
+        ({"ratio": -1}, "joint.ratio is -1; give a whole number from 0 to 64"),
         ({"crop": 0.0}, "joint.crop is 0.0; give an area fraction above 0"),
-        ({"threshold": 2.0}, "joint.threshold is 2.0; give a number from 0 to 1"),
+        ({"flip": 2.0}, "joint.flip is 2.0; give a number from 0 to 1"),
     ],
 )
 def test_a_wrong_setting_of_the_joint_loss_is_one_line(digits, wrong, message):

@@ -1,7 +1,7 @@
 """A joint loss: the cross-entropy of labelled images, and the consistency of others without labels.
 
-FixMatch (Sohn et al., 2020): what the model predicts with confidence for an image without label is
-the label of a distorted view of it.
+Unsupervised data augmentation (Xie et al., 2020): what the model predicts for an image without
+label, sharpened, is the target of a distorted view of it.
 """
 
 from functools import partial
@@ -15,6 +15,7 @@ from vitrail.pretraining.config import JointConfig
 from vitrail.pretraining.teacher import Criterion
 from vitrail.pretraining.views import Draws, crop_views, jitter_colours
 
+TEMPERATURE = 0.5  # sharpens predictions: below 1, classes separate
 HOLE = 3 / 8  # side of the blank square, as a fraction of the image's
 
 
@@ -41,15 +42,14 @@ class JointClassifier(nn.Module):
             return torch.cat([logits, logits.new_zeros(len(logits), 1)], dim=1)
         labelled, others = images[:, 0], images[:, 1:].flatten(0, 1)
         with torch.no_grad():
-            confidence, label = self.backbone(others).softmax(dim=1).max(dim=1)
+            targets = (self.backbone(others).float() / TEMPERATURE).softmax(dim=1)
             views = self.distort(others)
         if keep is None:  # one batch, so that batch norms see both kinds of images
             logits = self.backbone(torch.cat([labelled, views]))
             ours, theirs = logits[: len(labelled)], logits[len(labelled) :]
         else:
             ours, theirs = self.backbone(labelled, keep), self.backbone(views)
-        losses = F.cross_entropy(theirs.float(), label, reduction="none")
-        losses = losses * (confidence >= self.config.threshold)
+        losses = F.cross_entropy(theirs.float(), targets, reduction="none")
         mean = losses.view(len(ours), -1).mean(dim=1, keepdim=True)
         return torch.cat([ours, mean.to(ours.dtype)], dim=1)
 
@@ -75,9 +75,9 @@ def blank_square(images: Tensor, draws: Draws) -> Tensor:
     return images.masked_fill(inside[0][..., None] & inside[1][:, :, None], 0.0)
 
 
-def joint_loss(classes: int, weight: float, labelled: Criterion) -> Criterion:
-    """The loss `labelled` of the logits, and `weight` times that of the images without labels."""
-    return partial(sum_both, classes=classes, weight=weight, labelled=labelled)
+def joint_loss(classes: int, labelled: Criterion) -> Criterion:
+    """The loss `labelled` of the logits, plus that of the images without labels."""
+    return partial(sum_both, classes=classes, labelled=labelled)
 
 
 def sum_both(
@@ -87,8 +87,7 @@ def sum_both(
     class_weights: Tensor | None,
     *,
     classes: int,
-    weight: float,
     labelled: Criterion,
 ) -> Tensor:
     own = labelled(outputs[:, :classes], targets, smoothing, class_weights)
-    return own + weight * outputs[:, classes:].float().sum()
+    return own + outputs[:, classes:].float().sum()

@@ -167,8 +167,8 @@ def set_criterion(learner: Learner, recipe: Recipe) -> None:
         if recipe.pretrain.method == "teacher":
             assert recipe.teacher is not None
             learner.criterion = feature_copying(classes, width, recipe.teacher.features)
-    elif recipe.joint is not None and recipe.uses_unlabelled:
-        learner.criterion = joint_loss(classes, recipe.joint.weight, loop.cross_entropy)
+    elif recipe.uses_unlabelled:
+        learner.criterion = joint_loss(classes, loop.cross_entropy)
         learner.count_correct = partial(count_labelled, classes=classes)
     elif recipe.teacher is not None:
         learner.count_correct = partial(count_taught, classes=classes)

@@ -286,7 +286,7 @@ def design_from_scratch(
 ) -> auto.Choice:
     train, joint, minutes = requested["train"], None, request.minutes
     if request.lacks_labels and request.asks_teacher is None:
-        joint = request_joint(summary, requested)
+        joint = request_joint(summary, request.labelled, requested)
         minutes = None if minutes is None else minutes / step_cost(joint)
     choice = auto.choose_from_scratch(
         summary,
@@ -298,16 +298,18 @@ def design_from_scratch(
         device=device.type,
         processes=processes,
     )
-    if joint is not None and joint.weight:
+    if joint is not None and joint.ratio:
         use_unlabelled(choice, joint, summary.images)
     else:
         choice.reasons.append(f"expect: {recorded_results(summary)}")
     return choice
 
 
-def request_joint(summary: auto.DataSummary, requested: Mapping[str, Any]) -> JointConfig:
+def request_joint(
+    summary: auto.DataSummary, labelled: float, requested: Mapping[str, Any]
+) -> JointConfig:
     """How images without labels are used: chosen from the data, changed by the request."""
-    chosen = settings_to_dict(choose_joint(summary))
+    chosen = settings_to_dict(choose_joint(summary, labelled))
     return settings_from_dict(JointConfig, {**chosen, **requested.get("joint", {})}, "joint.")
 
 

@@ -18,6 +18,7 @@ from vitrail.display.text import format_duration
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import compute_logits
 from vitrail.inference.calibrate import count_reference_images
+from vitrail.pretraining.config import JOINT_START
 from vitrail.pretraining.objective import PatchFeatures, backbone_of
 from vitrail.run import auto
 from vitrail.run.fractions import MEASURED, TRAININGS, step_cost_ratio
@@ -143,7 +144,7 @@ class Phase:
 def list_phases(recipe: Recipe) -> list[Phase]:
     config = recipe.train
     drop_until = config.drop_until if config.drop_patches else 0.0
-    start = recipe.joint.start if recipe.joint is not None and recipe.uses_unlabelled else 1.0
+    start = JOINT_START if recipe.uses_unlabelled else 1.0
     ends = sorted({0.0, drop_until, start, 1.0})
     return [
         Phase(share=end - begin, drops=begin < drop_until, unlabelled=begin >= start)
@@ -157,10 +158,10 @@ def measure_timing(
     """Times steps on a copy of the learner, so that the training itself has not started."""
     trial, step = copy.deepcopy(learner), 0.0
     for phase in reversed(list_phases(recipe)):  # the complete steps, which need most memory, first
-        changed = {"drop_until": 1.0} if phase.drops else {"drop_patches": 0.0}
         loaded = loader.training(unlabelled_from=0 if phase.unlabelled else ENDLESS)
         batches = ((batch.images, batch.targets) for batch in loaded)
-        config = replace(recipe.train, **changed)
+        rate = recipe.train.drop_patches if phase.drops else 0.0
+        config = replace(recipe.train, drop_patches=rate, drop_until=1.0)
         one = seconds_per_step(trial, batches, config, recipe.patches, seconds, world)
         step += phase.share * one
     model = trial.eval_model if recipe.pretrain is not None else backbone_of(trial.eval_model)

@@ -14,7 +14,7 @@ from vitrail.data.config import Augment, Columns, DataConfig, Preprocess
 from vitrail.decoding import describe_type, has_type, read_toml
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.pretraining.config import JointConfig, PretrainConfig, TeacherConfig
+from vitrail.pretraining.config import JOINT_START, JointConfig, PretrainConfig, TeacherConfig
 from vitrail.training.config import TrainConfig
 
 FORMAT = 1  # version of recipe.toml
@@ -56,12 +56,12 @@ class Recipe:
     @property
     def uses_unlabelled(self) -> bool:
         """Whether some steps also learn from images without labels."""
-        return self.joint is not None and self.joint.weight > 0
+        return self.joint is not None and self.joint.ratio > 0
 
     @property
     def first_joint_step(self) -> int:
-        """The first step with images without labels."""
-        return 0 if self.joint is None else math.floor(self.joint.start * self.train.steps)
+        """The first step with images without labels, if the run uses any."""
+        return math.floor(JOINT_START * self.train.steps)
 
 
 SECTIONS: dict[str, type] = {

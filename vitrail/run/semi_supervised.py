@@ -11,7 +11,7 @@ from vitrail.data.open import open_data
 from vitrail.data.source import Source
 from vitrail.data.split import use_as_training
 from vitrail.errors import UserError
-from vitrail.pretraining.config import JointConfig
+from vitrail.pretraining.config import JOINT_START, JointConfig
 from vitrail.run import auto
 from vitrail.run.recipe import Recipe, settings_to_dict
 from vitrail.training.distributed import World
@@ -19,13 +19,19 @@ from vitrail.training.distributed import World
 SHIFT = 0.1  # of an image without label whose class is predicted, as a fraction of the side
 TINY_IMAGE = 16  # pixels up to which crops stay large
 SHORT_EMA = 0.99  # EMA decay of runs with few steps
+USUAL_RATIO = 2  # images without labels for each labelled one
 FORWARD_COST = 1 / 3  # of a prediction, against a training step on the same images
 
 
-def choose_joint(summary: auto.DataSummary) -> JointConfig:
-    """How images without labels are distorted: flips and colours only where they keep the class."""
+def choose_joint(summary: auto.DataSummary, labelled: float) -> JointConfig:
+    """How many images without labels, and which changes of them keep their class.
+
+    `labelled` is the fraction of the images that have a label, 1 if it is not known.
+    """
     photos = summary.channels == 3 and summary.pixels == "uint8"
+    without = math.ceil(1 / labelled) - 1
     return JointConfig(
+        ratio=min(without, USUAL_RATIO) if without else USUAL_RATIO,
         crop=0.5 if summary.side <= TINY_IMAGE else 0.35,
         flip=0.0 if summary.channels == 1 else 0.5,
         colour=0.4 if photos else 0.0,
@@ -34,29 +40,29 @@ def choose_joint(summary: auto.DataSummary) -> JointConfig:
 
 def step_cost(config: JointConfig) -> float:
     """The mean cost of a step, over that of one with labelled images alone."""
-    return 1 + (1 - config.start) * config.ratio * (1 + FORWARD_COST)
+    return 1 + (1 - JOINT_START) * config.ratio * (1 + FORWARD_COST)
 
 
 def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> None:
     """Adds the joint loss to a choice from scratch, and what suits it."""
     choice.settings["joint"] = settings_to_dict(config)
     train, augment = choice.settings["train"], choice.settings["data"]["augment"]
-    train["batch"] = batch_size(images)
+    train["batch"] = labelled_batch(images)
     train["smoothing"] = 0.0  # with it, few predictions would be confident
     train.setdefault("ema", SHORT_EMA)
     augment |= {"mixup": 0.0, "cutmix": 0.0}
     choice.reasons[:] = [line for line in choice.reasons if not line.startswith("batch")]
     choice.reasons.append(
-        f"few labels: batches of {train['batch']} labelled images; after {config.start:.0%} of the "
-        f"steps, {config.ratio} images without label beside each; a prediction of "
-        f"{config.threshold:.0%} and more is the label of a distorted view (FixMatch)"
+        f"few labels: batches of {train['batch']} labelled images; after {JOINT_START:.0%} of the "
+        f"steps, {config.ratio} images without label beside each, whose prediction, sharpened, is "
+        f"the target of a distorted view (Xie et al., 2020)"
     )
     choice.reasons.append(
         "EMA weights, neither label smoothing nor mixup: they would lower the confidence"
     )
 
 
-def batch_size(labelled: int) -> int:
+def labelled_batch(labelled: int) -> int:
     """Labelled images of a batch: a power of two, up to 64 and up to half of them."""
     return 1 << min(6, max(0, int(math.log2(labelled)) - 1))
 
