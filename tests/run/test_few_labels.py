@@ -184,6 +184,9 @@ def test_a_table_with_empty_labels_says_how_to_use_them(tmp_path, monkeypatch, d
     )
     recipe = settings_from_dict(Recipe, read_recipe(run.folder / "recipe.toml"))
     labelled = vitrail.open_data(tmp_path / "table.csv", labels="partial")
+    everything = vitrail.open_data(tmp_path / "table.csv", labels="none")
+    everything = replace(everything, splits=np.full(60, "train"))  # as if it was split otherwise
+    monkeypatch.setattr("vitrail.run.semi_supervised.open_data", lambda *_, **__: everything)
     others = open_unlabelled(recipe, labelled, False)
     used = {others.ids[item] for item in np.flatnonzero(others.splits == "train")}
     held_out = {labelled.ids[item] for item in np.flatnonzero(labelled.splits != "train")}
