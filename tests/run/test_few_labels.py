@@ -18,7 +18,7 @@ from vitrail.pretraining.config import JointConfig
 from vitrail.pretraining.joint import JointClassifier
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
-from vitrail.run.semi_supervised import attach_unlabelled, open_unlabelled
+from vitrail.run.semi_supervised import attach_unlabelled, open_without_labels
 from vitrail.training.config import TrainConfig
 from vitrail.training.distributed import SINGLE
 
@@ -187,7 +187,7 @@ def test_a_table_with_empty_labels_says_how_to_use_them(tmp_path, monkeypatch, d
     everything = vitrail.open_data(tmp_path / "table.csv", labels="none")
     everything = replace(everything, splits=np.full(60, "train"))  # as if it was split otherwise
     monkeypatch.setattr("vitrail.run.semi_supervised.open_data", lambda *_, **__: everything)
-    others = open_unlabelled(recipe, labelled, False)
+    others = open_without_labels(recipe, labelled, False)
     used = {others.ids[item] for item in np.flatnonzero(others.splits == "train")}
     held_out = {labelled.ids[item] for item in np.flatnonzero(labelled.splits != "train")}
     assert run.metrics["steps"] and len(used) > 40 and not used & held_out

@@ -76,7 +76,7 @@ def attach_unlabelled(recipe: Recipe, loader: Loader, world: World) -> None:
             f"a batch of {recipe.train.batch} cannot be divided by {world.size} processes, as "
             f"images without labels need; set `train.batch` to a multiple of {world.size}"
         )
-    source = world.leader_first(lambda: open_unlabelled(recipe, loader.source, world.is_leader))
+    source = world.leader_first(lambda: open_without_labels(recipe, loader.source, world.is_leader))
     augment = Augment(flip=recipe.joint.flip, shift=SHIFT)
     config = replace(recipe.data, augment=augment, balanced=False)
     loader.unlabelled = Loader(
@@ -93,7 +93,7 @@ def attach_unlabelled(recipe: Recipe, loader: Loader, world: World) -> None:
     loader.unlabelled.prepare("train")
 
 
-def open_unlabelled(recipe: Recipe, labelled: Source, progress: bool) -> Source:
+def open_without_labels(recipe: Recipe, labelled: Source, progress: bool) -> Source:
     """All training images, with or without label; those held out for evaluation are left out."""
     if recipe.data.labels != "partial":
         return use_as_training(labelled)
