@@ -51,10 +51,12 @@ def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> Non
     train["smoothing"] = 0.0  # with it, few predictions would be confident
     train.setdefault("ema", SHORT_EMA)
     augment |= {"mixup": 0.0, "cutmix": 0.0}
-    choice.reasons[:] = [line for line in choice.reasons if not line.startswith("batch")]
+    replaced = ("batch", "label smoothing")
+    choice.reasons[:] = [line for line in choice.reasons if not line.startswith(replaced)]
+    many = f"{config.ratio} image{'s' * (config.ratio > 1)}"
     choice.reasons.append(
         f"few labels: batches of {train['batch']} labelled images; after {JOINT_START:.0%} of the "
-        f"steps, {config.ratio} images without label beside each, whose prediction, sharpened, is "
+        f"steps, {many} without label beside each, whose prediction, sharpened, is "
         f"the target of a distorted view (Xie et al., 2020)"
     )
     choice.reasons.append(
