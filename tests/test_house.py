@@ -20,9 +20,11 @@ from vitrail.data.config import AUGMENT_PRESETS, Augment, DataConfig, Preprocess
 from vitrail.model.config import ViTConfig
 from vitrail.model.embed import rotary_positions
 from vitrail.model.vit import ViT
-from vitrail.pretraining.config import PretrainConfig
+from vitrail.pretraining.config import JointConfig, PretrainConfig
 from vitrail.run.auto import DataSummary, choose_from_scratch
 from vitrail.run.fine_tuning import Budget, choose_fine_tuning
+from vitrail.run.recipe import settings_to_dict
+from vitrail.run.semi_supervised import choose_joint
 from vitrail.run.unlabelled import choose_pretraining
 from vitrail.training.config import TrainConfig
 from vitrail.zoo.presets import PRESETS, preset
@@ -367,6 +369,7 @@ def chosen_settings() -> Iterator[dict[str, dict[str, object]]]:
     for images in (even, grey, replace(even, side=400)):
         for method in ("masked", "views"):
             yield choose_pretraining(images, method, device="cuda").settings
+        yield {"joint": settings_to_dict(choose_joint(images, 0.5))}
     for published in PUBLISHED:
         yield {"preprocess": published.preprocess}
 
@@ -375,7 +378,7 @@ def chosen_settings() -> Iterator[dict[str, dict[str, object]]]:
     ("section", "config"),
     [
         *[("train", TrainConfig), ("data", DataConfig), ("preprocess", Preprocess)],
-        ("pretrain", PretrainConfig),
+        *[("pretrain", PretrainConfig), ("joint", JointConfig)],
     ],
 )
 def test_no_setting_of_a_run_is_dead(section, config):

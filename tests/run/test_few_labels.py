@@ -1,16 +1,28 @@
 """Training with few labels: from a pretraining, and with a part of the labels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitrail
-from tests.run.conftest import SMALL
+from tests.run.conftest import SMALL, tensors
 from tests.run.test_pretrain import TINY
+from vitrail.data.config import Preprocess
+from vitrail.data.loader import Loader
 from vitrail.data.split import keep_labels
 from vitrail.errors import UserError
-from vitrail.run.recipe import read_recipe
+from vitrail.pretraining.config import JointConfig
+from vitrail.pretraining.joint import JointClassifier
+from vitrail.run.drive import Stopped
+from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
+from vitrail.run.semi_supervised import attach_unlabelled, open_without_labels
+from vitrail.training.config import TrainConfig
+from vitrail.training.distributed import SINGLE
 
+GREY = Preprocess(size=8, channels=1)
 PLAIN = {**SMALL, "train": {"batch": 64, "log_every": 5}, "data": {"workers": 0}}
 
 
@@ -73,18 +85,66 @@ def test_a_fraction_of_the_labels_is_the_same_for_every_class_and_grows():
         assert np.array_equal(tenth.splits == split, source.splits == split)
 
 
-def test_few_labels_are_pretrained_first(digits, tmp_path):
-    run = digits(settings=PLAIN, labels_only=0.1, epochs=1)
-    recipe = read_recipe(run.folder / "recipe.toml")
-    assert recipe["weights"] == str(tmp_path / "run-pre")
-    assert recipe["data"]["labelled"] == 0.1
-    first = read_recipe(tmp_path / "run-pre" / "recipe.toml")
-    assert first["pretrain"]["method"] == "masked"
-    assert run.metrics["steps"] == 2 and read_steps(tmp_path / "run-pre") == 22
+JOINT = {**PLAIN, "train": {"steps": 12, "batch": 8, "ema": 0.9, "save_every": 3600}}
 
 
-def read_steps(folder):
-    return vitrail.resume(folder, report=False, quiet=True).metrics["steps"]
+def test_images_without_labels_join_late_in_the_run(digits, monkeypatch):
+    shapes = []
+    forward = JointClassifier.forward
+    monkeypatch.setattr(
+        JointClassifier,
+        "forward",
+        lambda self, images, keep=None: shapes.append(images.shape) or forward(self, images, keep),
+    )
+    run = digits(settings=JOINT, labels_only=0.1)
+    recipe = (run.folder / "recipe.toml").read_text()
+    assert "few labels: batches of 64 labelled images; after 70% of the steps" in recipe
+    assert [tuple(shape[:-3]) for shape in shapes] == [(8,)] * 8 + [(8, 3)] * 4
+    assert run.metrics["steps"] == 12 and run.metrics["test"]["accuracy"] > 0.05
+
+
+def test_images_without_labels_are_training_images_and_their_labels_are_not_read(digits):
+    source, other = vitrail.open_data("digits"), vitrail.open_data("digits")
+    few = keep_labels(source, 0.1)
+    unlabelled = np.flatnonzero((source.splits == "train") & (few.splits != "train"))
+    other.labels[unlabelled] = 0
+    batches = [
+        next(joint_loader(data).training()) for data in (few, replace(few, labels=other.labels))
+    ]
+    assert torch.equal(batches[0].images, batches[1].images)
+    seen = set(joint_loader(few).unlabelled.rank_items("train").tolist())
+    assert seen == set(np.flatnonzero(source.splits == "train").tolist())
+
+
+def joint_loader(source):
+    recipe = Recipe(train=TrainConfig(batch=8), joint=JointConfig(), preprocess=GREY)
+    loader = Loader(source, GREY, recipe.data, batch=8)
+    attach_unlabelled(recipe, loader, SINGLE)
+    return loader
+
+
+@pytest.mark.parametrize("step", [3, 10])
+def test_a_resumed_joint_run_equals_one_never_stopped(digits, stop_at, monkeypatch, step):
+    whole = digits("whole", settings=JOINT, labels_only=0.1)
+    with monkeypatch.context():
+        stop_at(step)
+        with pytest.raises(Stopped):
+            digits("part", settings=JOINT, labels_only=0.1)
+    monkeypatch.undo()
+    part = vitrail.resume(whole.folder.parent / "part", report=False, quiet=True)
+    mine, theirs = tensors(whole.folder), tensors(part.folder)
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert mine.keys() == theirs.keys() and part.metrics["val"] == whole.metrics["val"]
+
+
+def test_ratio_zero_is_training_on_the_labelled_part_alone(digits):
+    settings = {**JOINT, "data": {"workers": 0, "augment": {"flip": 0.5}}}
+    plain = digits("plain", settings=settings, labels_only=0.1, weights="none")
+    zero = digits("zero", settings={**settings, "joint": {"ratio": 0}}, labels_only=0.1)
+    joint = digits("joint", settings={**settings, "joint": {"ratio": 1}}, labels_only=0.1)
+    ours, same, other = (tensors(run.folder) for run in (plain, zero, joint))
+    assert all(torch.equal(ours[name], same[name]) for name in ours)
+    assert not torch.equal(ours["head.weight"], other["head.weight"])
 
 
 def test_without_weights_only_the_labelled_part_is_trained_on(digits, tmp_path):
@@ -122,4 +182,30 @@ def test_a_table_with_empty_labels_says_how_to_use_them(tmp_path, monkeypatch, d
         report=False,
         quiet=True,
     )
-    assert read_steps(tmp_path / "out-pre") > 1.5 * run.metrics["steps"]
+    recipe = settings_from_dict(Recipe, read_recipe(run.folder / "recipe.toml"))
+    labelled = vitrail.open_data(tmp_path / "table.csv", labels="partial")
+    everything = vitrail.open_data(tmp_path / "table.csv", labels="none")
+    everything = replace(everything, splits=np.full(60, "train"))  # as if it was split otherwise
+    monkeypatch.setattr("vitrail.run.semi_supervised.open_data", lambda *_, **__: everything)
+    others = open_without_labels(recipe, labelled, False)
+    used = {others.ids[item] for item in np.flatnonzero(others.splits == "train")}
+    held_out = {labelled.ids[item] for item in np.flatnonzero(labelled.splits != "train")}
+    assert run.metrics["steps"] and len(used) > 40 and not used & held_out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"ratio": -1}, "joint.ratio is -1; give a whole number from 0 to 64"),
+        ({"crop": 0.0}, "joint.crop is 0.0; give an area fraction above 0"),
+        ({"flip": 2.0}, "joint.flip is 2.0; give a number from 0 to 1"),
+    ],
+)
+def test_a_wrong_setting_of_the_joint_loss_is_one_line(digits, wrong, message):
+    with pytest.raises(UserError, match=message):
+        digits(settings={**PLAIN, "joint": wrong}, labels_only=0.1)
+
+
+def test_images_without_labels_need_labels_that_are_missing(digits, photos):
+    with pytest.raises(UserError, match="all images have labels; give `labels_only`"):
+        digits(settings={**PLAIN, "joint": {"ratio": 3}})

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from vitrail.pretraining.config import JointConfig
 from vitrail.run import plan
-from vitrail.run.plan import StepTiming, mean_step_time, trial_seconds
+from vitrail.run.plan import StepTiming, list_phases, mean_step_time, trial_seconds
 from vitrail.run.recipe import Recipe
 from vitrail.run.terminal import Terminal
 from vitrail.training.config import TrainConfig
@@ -38,15 +39,24 @@ def test_drifting_speed_is_averaged(monkeypatch):
 
 
 def test_timing_takes_a_twentieth_of_the_minutes_and_at_most_one_minute():
-    plain, dropping = TrainConfig(), TrainConfig(drop_patches=0.5)
-    assert [trial_seconds(plain, minutes) for minutes in (0.5, 1, 10, 100)] == [1.5, 3, 30, 60]
-    assert [trial_seconds(dropping, minutes) for minutes in (0.5, 1, 10, 100)] == [
-        0.75,
-        1.5,
-        15,
-        30,
+    assert [trial_seconds(1, minutes) for minutes in (0.5, 1, 10, 100)] == [1.5, 3, 30, 60]
+    assert [trial_seconds(2, minutes) for minutes in (0.5, 1, 10, 100)] == [0.75, 1.5, 15, 30]
+    assert trial_seconds(1, None) == trial_seconds(2, None) == 3
+
+
+def test_steps_with_patch_dropout_or_images_without_labels_are_timed_apart():
+    def kinds(recipe):
+        return [(round(p.share, 6), p.drops, p.unlabelled) for p in list_phases(recipe)]
+
+    dropping = TrainConfig(drop_patches=0.5, drop_until=0.6)
+    assert kinds(Recipe()) == [(1.0, False, False)]
+    assert kinds(Recipe(joint=JointConfig(ratio=0))) == [(1.0, False, False)]
+    assert kinds(Recipe(train=dropping)) == [(0.6, True, False), (0.4, False, False)]
+    assert kinds(Recipe(train=dropping, joint=JointConfig())) == [
+        *[(0.6, True, False), (0.1, False, False), (0.3, False, True)],
     ]
-    assert trial_seconds(plain, None) == trial_seconds(dropping, None) == 3
+    endless = TrainConfig(drop_patches=0.5, drop_until=1.0)
+    assert kinds(Recipe(train=endless)) == [(1.0, True, False)]
 
 
 @pytest.mark.parametrize("minutes", [1, 10, 60])

@@ -32,6 +32,7 @@ CHOSEN_SECTIONS = (
     "preprocess",
     "data.augment",
     "pretrain",
+    "joint",
 )  # no setting of these has a fixed default
 CHOSEN_SETTINGS = {  # of the other sections; a test compares this with `run.auto`
     *("train.epochs", "train.batch", "train.optimizer", "train.lr", "train.weight_decay"),

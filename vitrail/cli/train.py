@@ -25,6 +25,7 @@ from vitrail.cli.flags import (
     unset,
 )
 from vitrail.data.config import DataConfig, Preprocess
+from vitrail.pretraining.config import JointConfig
 from vitrail.run.recipe import Tune
 from vitrail.training.config import TrainConfig
 
@@ -38,18 +39,24 @@ TunedPart: TypeAlias = Annotated[
 _TrainFlags = section_flags(TrainConfig, "train")
 _DataFlags = section_flags(DataConfig, "data")
 _PreprocessFlags = section_flags(Preprocess, "preprocess")
+_JointFlags = section_flags(JointConfig, "joint")
 NO_TRAIN, NO_DATA, NO_PREPROCESS = _TrainFlags(), _DataFlags(), _PreprocessFlags()
+NO_JOINT = _JointFlags()
 
 if TYPE_CHECKING:
     TrainSettings: TypeAlias = Any
     DataSettings: TypeAlias = Any
     PreprocessSettings: TypeAlias = Any
+    JointSettings: TypeAlias = Any
 else:
     TrainSettings = Annotated[_TrainFlags, tyro.conf.arg(help="optimisation")]
     DataSettings = Annotated[_DataFlags, tyro.conf.arg(help="data loading")]
     PreprocessSettings = Annotated[
         _PreprocessFlags,
         tyro.conf.arg(help="preprocessing (default: chosen from the data, or as --from expects)"),
+    ]
+    JointSettings = Annotated[
+        _JointFlags, tyro.conf.arg(help="images without labels (default: chosen from the data)")
     ]
 
 
@@ -82,6 +89,7 @@ def train(
     train: TrainSettings = NO_TRAIN,
     data: DataSettings = NO_DATA,
     preprocess: PreprocessSettings = NO_PREPROCESS,
+    joint: JointSettings = NO_JOINT,
 ) -> None:
     """Train a classifier on labelled images.
 
@@ -89,7 +97,7 @@ def train(
 
     Args:
         teacher: run, weights or timm:NAME to learn from: its answers, or features if classes differ
-        labels_only: fraction of the training labels to use; small images: pretrains on all first
+        labels_only: fraction of the training labels to use; the other images teach without theirs
         minutes: total time, including evaluation and report; sets the number of steps
         epochs: passes over the training images, instead of --minutes
         seed: random seed of initialisation, data order, augmentation and dropout (default: 0)
@@ -109,7 +117,9 @@ def train(
         minutes=minutes,
         epochs=epochs,
         recipe=recipe,
-        settings=given_sections(vit=vit, train=train, data=data, preprocess=preprocess),
+        settings=given_sections(
+            vit=vit, train=train, data=data, preprocess=preprocess, joint=joint
+        ),
         seed=seed,
         out=out,
         device=device,

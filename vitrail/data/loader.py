@@ -100,6 +100,7 @@ class Loader:
             and max(preprocess.height, preprocess.width) <= SMALL_SIZE
         )
         self.inputs: Tensor | None = None  # what training batches hold instead of images
+        self.unlabelled: Loader | None = None  # its images follow those of each training batch
         self.annotate: Annotate | None = None  # class probabilities and its columns are the targets
         workers, memory, disk = self.config.workers, self.config.cache_gb, self.config.disk_gb
         self.workers = default_workers() if workers is None else workers
@@ -199,8 +200,24 @@ class Loader:
             )
         return count // self.batch
 
-    def training(self, start: int = 0, end: int | None = None) -> Iterator[Batch]:
-        """Yields augmented batches from step `start` on; prefetches nothing from `end` on."""
+    def training(
+        self, start: int = 0, end: int | None = None, *, unlabelled_from: int = 0
+    ) -> Iterator[Batch]:
+        """Yields augmented batches from step `start` on; prefetches nothing from `end` on.
+
+        From step `unlabelled_from` on, the images of `unlabelled` are beside the labelled ones.
+        """
+        batches = self._labelled_batches(start, end)
+        if self.unlabelled is None:
+            yield from batches
+            return
+        first = max(start, unlabelled_from)
+        yield from islice(batches, first - start)
+        if end is None or first < end:
+            others = self.unlabelled.training(first, end)
+            yield from map(place_beside, batches, others)
+
+    def _labelled_batches(self, start: int, end: int | None) -> Iterator[Batch]:
         self.prepare("train")
         tasks = islice(self._plan(start), None if end is None else end - start)
         if self.inputs is not None:
@@ -288,7 +305,8 @@ class Loader:
     def restrict(self, items: Items) -> "Loader":
         """Returns a loader for one process that trains on these images only, without a teacher."""
         loader = self.as_single_process()
-        loader.annotate, loader.progress = None, False
+        loader.annotate = loader.unlabelled = None
+        loader.progress = False
         loader.batch = min(self.batch, len(items))
         loader._items = {**self._items, "train": np.sort(items)}
         return loader
@@ -342,6 +360,12 @@ class Loader:
     def _labels(self, items: Items) -> Tensor:
         labels = torch.from_numpy(self.source.labels[items])
         return (labels.float() if labels.ndim == 2 else labels).to(self.device)
+
+
+def place_beside(batch: Batch, other: Batch) -> Batch:
+    """The batch with images (B, 1 + ratio, C, H, W): each labelled one, then some of the other."""
+    rows = other.images.unflatten(0, (len(batch.images), -1))
+    return replace(batch, images=torch.cat([batch.images[:, None], rows], dim=1))
 
 
 def describe_broken(broken: Broken) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -176,6 +176,14 @@ def keep_labels(source: AnySource, fraction: float) -> AnySource:
         items = np.flatnonzero((source.splits == "train") & (source.labels == label))
         order = sorted(items.tolist(), key=lambda item: hash_content(source.ids[item].encode()))
         splits[order[max(1, math.ceil(fraction * len(order))) :]] = ""
+    return replace(source, splits=splits)
+
+
+def use_as_training(source: AnySource, held_out: Collection[str] = ()) -> AnySource:
+    """Makes images without a split training images, except those with the names `held_out`."""
+    splits = np.where(source.splits == "", "train", source.splits)
+    if held_out:
+        splits[[name in held_out for name in source.ids]] = ""
     return replace(source, splits=splits)
 
 

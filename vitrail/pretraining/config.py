@@ -14,6 +14,8 @@ MINIMUM = {  # of each whole number
     "local_views": 0,
 }
 MAXIMUM = 100_000  # of each whole number
+MAX_RATIO = 64  # images without labels for each labelled one
+JOINT_START = 0.7  # of all steps: before, predictions are worth little, and such steps are cheap
 MAX_REGIONS = 32  # their similarities are as many as the fourth power
 
 
@@ -57,6 +59,27 @@ class PretrainConfig:
                 f"pretrain.decoder_width is {self.decoder_width}; give a multiple of 4, as its "
                 f"position embeddings need"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointConfig:
+    ratio: int = 2  # images without labels for each labelled one of a batch; 0 ignores them
+    crop: float = 0.35  # minimum area fraction of the crop in a distorted view
+    flip: float = 0.5  # probability of a horizontal flip
+    colour: float = 0.4  # strength of brightness, contrast and saturation jitter
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ratio, int) or not 0 <= self.ratio <= MAX_RATIO:
+            raise UserError(
+                f"joint.ratio is {self.ratio!r:.40}; give a whole number from 0 to {MAX_RATIO}"
+            )
+        if not 0 < self.crop <= 1:
+            raise UserError(f"joint.crop is {self.crop!r}; give an area fraction above 0, up to 1")
+        for name in ("flip", "colour"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(
+                    f"joint.{name} is {getattr(self, name)!r}; give a number from 0 to 1"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

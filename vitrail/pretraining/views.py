@@ -79,19 +79,9 @@ class AgreeingViews(Pretrainer):
 
     def change_colours(self, images: Tensor, draws: "Draws") -> Tensor:
         """Brightness, contrast and saturation jitter, and grey; pixel values from 0 to 1."""
-        strength = self.config.colour
-        if not strength:
+        if not self.config.colour:
             return images
-        x = images * self.std + self.mean
-        brightness, contrast, saturation = (1 + strength * draws.symmetric() for _ in range(3))
-        jittered = x * brightness
-        level = jittered.mean(dim=(1, 2, 3), keepdim=True)
-        jittered = (jittered - level) * contrast + level
-        if x.shape[1] == 3:
-            grey = jittered.mean(dim=1, keepdim=True)
-            saturation = torch.where(draws.uniform() < GREY, 0.0, saturation)
-            jittered = (jittered - grey) * saturation + grey
-        x = torch.where(draws.uniform() < JITTER, jittered, x)
+        x = jitter_colours(images * self.std + self.mean, self.config.colour, draws)
         return (x - self.mean) / self.std
 
 
@@ -124,6 +114,19 @@ def crop_views(
     matrix = torch.cat(rows, dim=2)[:, 0]  # (B, 2, 3)
     grid = F.affine_grid(matrix, [len(images), images.shape[1], *size], align_corners=False)
     return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def jitter_colours(images: Tensor, strength: float, draws: Draws) -> Tensor:
+    """Random brightness, contrast and saturation of most images; some become grey."""
+    brightness, contrast, saturation = (1 + strength * draws.symmetric() for _ in range(3))
+    x = images * brightness
+    level = x.mean(dim=(1, 2, 3), keepdim=True)
+    x = (x - level) * contrast + level
+    if x.shape[1] == 3:
+        grey = x.mean(dim=1, keepdim=True)
+        saturation = torch.where(draws.uniform() < GREY, 0.0, saturation)
+        x = (x - grey) * saturation + grey
+    return torch.where(draws.uniform() < JITTER, x, images)
 
 
 def gaussian_distance(x: Tensor, slices: int, generator: torch.Generator | None) -> Tensor:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.data.loader import Loader
 from vitrail.data.source import Source
@@ -17,6 +17,7 @@ from vitrail.model.attention import Attention
 from vitrail.model.config import ViTConfig, check_image_size
 from vitrail.model.vit import ViT
 from vitrail.pretraining.config import PretrainConfig
+from vitrail.pretraining.joint import JointClassifier, joint_loss
 from vitrail.pretraining.masked import MaskedAutoencoder
 from vitrail.pretraining.objective import Pretrainer, count_nothing, sum_losses
 from vitrail.pretraining.teacher import (
@@ -29,6 +30,7 @@ from vitrail.pretraining.teacher import (
 from vitrail.pretraining.views import AgreeingViews
 from vitrail.run.auto import DataSummary
 from vitrail.run.recipe import Recipe, settings_to_dict
+from vitrail.training import loop
 from vitrail.training.distributed import SINGLE, World
 from vitrail.training.learner import Learner
 from vitrail.zoo import load as zoo
@@ -53,6 +55,8 @@ def check_recipe(recipe: Recipe, summary: DataSummary) -> None:
             raise UserError("a batch norm needs two images or more; raise `train.batch`")
     elif vit.head == "none":
         raise UserError("a model with vit.head none cannot classify; set `vit.head='linear'`")
+    if recipe.joint is not None:
+        check_joint(recipe)
     check_image_size(preprocess.height, preprocess.width, vit.patch)
     if recipe.patches < MIN_PATCHES:
         raise UserError(
@@ -72,6 +76,22 @@ def check_recipe(recipe: Recipe, summary: DataSummary) -> None:
         raise UserError(
             f"{summary.images} training images are fewer than one batch of {recipe.train.batch}; "
             f"lower train.batch to {2 ** int(math.log2(summary.images))} or less"
+        )
+
+
+def check_joint(recipe: Recipe) -> None:
+    """Raises for a training that has no use for images without labels."""
+    if recipe.data.labelled == 1 and recipe.data.labels != "partial":
+        raise UserError(
+            "[joint] needs images without labels, and all images have labels; give `labels_only`, "
+            "or a table with empty labels and `data.labels='partial'`"
+        )
+    if recipe.pretrain is not None or recipe.teacher is not None:
+        raise UserError("[joint] belongs to a training with labels and without teacher; omit it")
+    if recipe.tune != "all" or recipe.train.frozen:
+        raise UserError(
+            "frozen blocks cannot learn from images without labels; set `tune='all'` and "
+            "`train.frozen=0`, or omit [joint]"
         )
 
 
@@ -147,6 +167,9 @@ def set_criterion(learner: Learner, recipe: Recipe) -> None:
         if recipe.pretrain.method == "teacher":
             assert recipe.teacher is not None
             learner.criterion = feature_copying(classes, width, recipe.teacher.features)
+    elif recipe.uses_unlabelled:
+        learner.criterion = joint_loss(classes, loop.cross_entropy)
+        learner.count_correct = partial(count_labelled, classes=classes)
     elif recipe.teacher is not None:
         learner.count_correct = partial(count_taught, classes=classes)
         learner.criterion = distillation(classes, recipe.teacher.temperature)
@@ -154,10 +177,17 @@ def set_criterion(learner: Learner, recipe: Recipe) -> None:
             learner.criterion = feature_distillation(classes, recipe.teacher.features)
 
 
+def count_labelled(outputs: Tensor, targets: Tensor, *, classes: int) -> Tensor:
+    """Labelled images whose top class is the label."""
+    return loop.count_correct(outputs[:, :classes], targets)
+
+
 def wrap_backbone(model: ViT, recipe: Recipe) -> nn.Module:
     """The model, with the part that is thrown away at the end, if there is one."""
     if recipe.pretrain is not None and recipe.pretrain.method != "teacher":
         return make_pretrainer(model, recipe)
+    if recipe.joint is not None and recipe.uses_unlabelled:
+        return JointClassifier(model, recipe.joint, *normalisation(recipe))
     if recipe.teacher is not None and recipe.teacher.features:
         if recipe.train.frozen:
             raise UserError(
@@ -173,11 +203,13 @@ def make_pretrainer(backbone: ViT, recipe: Recipe) -> Pretrainer:
     assert recipe.pretrain is not None
     if recipe.pretrain.method == "masked":
         return MaskedAutoencoder(backbone, recipe.pretrain)
-    mean, std = (
-        torch.tensor(numbers)[:, None, None]
-        for numbers in (recipe.preprocess.mean, recipe.preprocess.std)
-    )
-    return AgreeingViews(backbone, recipe.pretrain, mean, std)
+    return AgreeingViews(backbone, recipe.pretrain, *normalisation(recipe))
+
+
+def normalisation(recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Mean and std of each channel, (C, 1, 1)."""
+    mean, std = recipe.preprocess.mean, recipe.preprocess.std
+    return torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
 
 
 def freeze_key_biases(model: nn.Module) -> None:

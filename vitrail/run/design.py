@@ -14,6 +14,7 @@ from vitrail.data.sources.catalogue import DATASETS
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.cost import count_macs
+from vitrail.pretraining.config import JointConfig
 from vitrail.run import auto, fine_tuning
 from vitrail.run.build import check_recipe, load_for_fine_tuning
 from vitrail.run.recipe import (
@@ -27,6 +28,7 @@ from vitrail.run.recipe import (
     settings_to_dict,
 )
 from vitrail.run.request import AUTO, NONE, Request
+from vitrail.run.semi_supervised import choose_joint, step_cost, use_unlabelled
 from vitrail.run.teacher import CALLABLE, sees_views
 from vitrail.run.unlabelled import choose_pretraining
 from vitrail.zoo.load import LoadedModel
@@ -282,19 +284,33 @@ def design_from_scratch(
     device: torch.device,
     processes: int,
 ) -> auto.Choice:
-    train = requested["train"]
+    train, joint, minutes = requested["train"], None, request.minutes
+    if request.lacks_labels and request.asks_teacher is None:
+        joint = request_joint(summary, request.labelled, requested)
+        minutes = None if minutes is None else minutes / step_cost(joint)
     choice = auto.choose_from_scratch(
         summary,
         model=request.model or request.settings.get("model"),
-        minutes=request.minutes,
+        minutes=minutes,
         epochs=train.get("epochs"),
         steps=train.get("steps", 0),
         batch=train.get("batch"),
         device=device.type,
         processes=processes,
     )
-    choice.reasons.append(f"expect: {recorded_results(summary)}")
+    if joint is not None and joint.ratio:
+        use_unlabelled(choice, joint, summary.images)
+    else:
+        choice.reasons.append(f"expect: {recorded_results(summary)}")
     return choice
+
+
+def request_joint(
+    summary: auto.DataSummary, labelled: float, requested: Mapping[str, Any]
+) -> JointConfig:
+    """How images without labels are used: chosen from the data, changed by the request."""
+    chosen = settings_to_dict(choose_joint(summary, labelled))
+    return settings_from_dict(JointConfig, {**chosen, **requested.get("joint", {})}, "joint.")
 
 
 def recorded_results(summary: auto.DataSummary) -> str:

@@ -86,7 +86,9 @@ class Driver:
         config, done = self.recipe.train, self.progress.step
         if self.is_out_of_patience(done):
             return
-        loaded = self.loader.training(done, config.steps)
+        loaded = self.loader.training(
+            done, config.steps, unlabelled_from=self.recipe.first_joint_step
+        )
         batches = ((batch.images, batch.targets) for batch in loaded)
         try:
             yield from loop.train_steps(

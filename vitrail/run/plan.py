@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from vitrail.display.text import format_duration
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import compute_logits
 from vitrail.inference.calibrate import count_reference_images
+from vitrail.pretraining.config import JOINT_START
 from vitrail.pretraining.objective import PatchFeatures, backbone_of
 from vitrail.run import auto
 from vitrail.run.fractions import MEASURED, TRAININGS, step_cost_ratio
@@ -37,6 +38,7 @@ SLOWDOWN = 1.02  # of later steps against timed ones: logging, checkpoints, othe
 OUTLIERS = 0.1  # fraction of the timed steps, the slowest ones, that is ignored
 WARMUP_STEPS = 2  # not timed: they allocate memory
 MIN_TIMED_STEPS = 3
+ENDLESS = 10**9  # steps: more than any timing takes
 FORWARDS_PER_STEP = 3  # a training step costs about three forward passes
 
 
@@ -64,7 +66,7 @@ def plan_steps(
     if (
         minutes is not None or not terminal.quiet or world.size > 1
     ):  # else nobody reads the estimate
-        seconds = trial_seconds(recipe.train, minutes)
+        seconds = trial_seconds(len(list_phases(recipe)), minutes)
         timing = measure_timing(recipe, loader, learner, seconds, world)
     compared = count_reference_images(recipe.vit) if recipe.pretrain is None else 0
     decided = world.on_leader(
@@ -123,29 +125,46 @@ def decide_length(
     return {"steps": steps, "epochs": epochs, "evaluate_every": every}
 
 
-def trial_seconds(config: TrainConfig, minutes: float | None) -> float:
+def trial_seconds(kinds: int, minutes: float | None) -> float:
     """How long to time each kind of step: longer for longer runs, which need a better estimate."""
     if minutes is None:
         return TRIAL
-    return min(MAX_TRIAL, TRIAL_SHARE * 60 * minutes) / (2 if config.drop_patches else 1)
+    return min(MAX_TRIAL, TRIAL_SHARE * 60 * minutes) / kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Steps of a run that cost the same."""
+
+    share: float  # of all steps
+    drops: bool  # with patch dropout
+    unlabelled: bool  # with images without labels
+
+
+def list_phases(recipe: Recipe) -> list[Phase]:
+    config = recipe.train
+    drop_until = config.drop_until if config.drop_patches else 0.0
+    start = JOINT_START if recipe.uses_unlabelled else 1.0
+    ends = sorted({0.0, drop_until, start, 1.0})
+    return [
+        Phase(share=end - begin, drops=begin < drop_until, unlabelled=begin >= start)
+        for begin, end in pairwise(ends)
+    ]
 
 
 def measure_timing(
     recipe: Recipe, loader: Loader, learner: Learner, seconds: float, world: World
 ) -> StepTiming:
     """Times steps on a copy of the learner, so that the training itself has not started."""
-    config, patches = recipe.train, recipe.patches
-    trial = copy.deepcopy(learner)
-    complete = replace(config, drop_patches=0.0)
-    batches = ((batch.images, batch.targets) for batch in loader.training())
-    full = seconds_per_step(trial, batches, complete, patches, seconds, world)
-    step = full
-    if config.drop_patches:
-        dropped = replace(config, drop_until=1.0)
-        batches = ((batch.images, batch.targets) for batch in loader.training())
-        short = seconds_per_step(trial, batches, dropped, patches, seconds, world)
-        step = config.drop_until * short + (1 - config.drop_until) * full
-    model = trial.eval_model
+    trial, step = copy.deepcopy(learner), 0.0
+    for phase in reversed(list_phases(recipe)):  # the complete steps, which need most memory, first
+        loaded = loader.training(unlabelled_from=0 if phase.unlabelled else ENDLESS)
+        batches = ((batch.images, batch.targets) for batch in loaded)
+        rate = recipe.train.drop_patches if phase.drops else 0.0
+        config = replace(recipe.train, drop_patches=rate, drop_until=1.0)
+        one = seconds_per_step(trial, batches, config, recipe.patches, seconds, world)
+        step += phase.share * one
+    model = trial.eval_model if recipe.pretrain is not None else backbone_of(trial.eval_model)
     image = seconds_per_image(model, trial.dtype, loader) / world.size
     features = 0.0
     if recipe.pretrain is not None:
@@ -163,9 +182,8 @@ def seconds_per_step(
     world: World = SINGLE,
 ) -> float:
     stop: list[int] = []
-    endless = 10**9
     steps = loop.train_steps(
-        learner, batches, config, endless, patches=patches, world=world, stop=stop
+        learner, batches, config, ENDLESS, patches=patches, world=world, stop=stop
     )
     for _ in islice(steps, WARMUP_STEPS):
         pass

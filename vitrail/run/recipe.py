@@ -1,6 +1,7 @@
 """All settings of a run: as dataclasses, as nested dicts, and as TOML."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
@@ -13,7 +14,7 @@ from vitrail.data.config import Augment, Columns, DataConfig, Preprocess
 from vitrail.decoding import describe_type, has_type, read_toml
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.pretraining.config import PretrainConfig, TeacherConfig
+from vitrail.pretraining.config import JOINT_START, JointConfig, PretrainConfig, TeacherConfig
 from vitrail.training.config import TrainConfig
 
 FORMAT = 1  # version of recipe.toml
@@ -34,6 +35,7 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     preprocess: Preprocess = field(default_factory=Preprocess)
     pretrain: PretrainConfig | None = None  # of a run that learns without labels
+    joint: JointConfig | None = None  # of a training that also uses images without labels
     teacher: TeacherConfig | None = None  # whose answers or features are learned too
 
     def __post_init__(self) -> None:
@@ -51,6 +53,16 @@ class Recipe:
             height = width = self.data.train_size
         return (height // self.vit.patch) * (width // self.vit.patch)
 
+    @property
+    def uses_unlabelled(self) -> bool:
+        """Whether some steps also learn from images without labels."""
+        return self.joint is not None and self.joint.ratio > 0
+
+    @property
+    def first_joint_step(self) -> int:
+        """The first step with images without labels, if the run uses any."""
+        return math.floor(JOINT_START * self.train.steps)
+
 
 SECTIONS: dict[str, type] = {
     "vit": ViTConfig,
@@ -58,6 +70,7 @@ SECTIONS: dict[str, type] = {
     "data": DataConfig,
     "preprocess": Preprocess,
     "pretrain": PretrainConfig,
+    "joint": JointConfig,
     "teacher": TeacherConfig,
     "data.augment": Augment,
     "data.columns": Columns,

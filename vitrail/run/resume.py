@@ -26,6 +26,7 @@ from vitrail.run.recipe import (
 )
 from vitrail.run.request import Options
 from vitrail.run.result import Run, make_run
+from vitrail.run.semi_supervised import attach_unlabelled
 from vitrail.run.storage import predictions
 from vitrail.run.storage.folder import lock_run
 from vitrail.run.storage.journal import import_summary_writer
@@ -123,6 +124,7 @@ def resume_run(
         loader.prepare("train", *options.splits)
         if recipe.teacher is not None:
             attach_teacher(recipe.teacher, loader, world, recipe.pretrain is not None)
+        attach_unlabelled(recipe, loader, world)
         if fresh:
             progress.expected = expect_accuracy(recipe, learner, loader, terminal)
         else:

@@ -1,68 +1,105 @@
-"""Training with few labels: pretrains on all images first, then trains on those with labels."""
+"""Training with few labels: how images without labels are used, and how they join the batches."""
 
-import time
+import math
 from dataclasses import replace
-from pathlib import Path
 
+import numpy as np
+
+from vitrail.data.config import Augment
+from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
 from vitrail.data.source import Source
+from vitrail.data.split import use_as_training
+from vitrail.errors import UserError
+from vitrail.pretraining.config import JOINT_START, JointConfig
 from vitrail.run import auto
-from vitrail.run.design import starts_from_published
-from vitrail.run.pretrain import pretrain
-from vitrail.run.request import AUTO, Options, Request
-from vitrail.run.terminal import Terminal
+from vitrail.run.recipe import Recipe, settings_to_dict
+from vitrail.training.distributed import World
 
-SHARE = 0.5  # of the minutes for the pretraining
-SHARED = ("vit", "train", "preprocess")  # sections that both runs use
-LABELLED_ONLY = ("smoothing", "class_weights", "layer_decay", "lr", "patience")
+SHIFT = 0.1  # of an image without label whose class is predicted, as a fraction of the side
+TINY_IMAGE = 16  # pixels up to which crops stay large
+SHORT_EMA = 0.99  # EMA decay of runs with few steps
+USUAL_RATIO = 2  # images without labels for each labelled one
+FORWARD_COST = 1 / 3  # of a prediction, against a training step on the same images
 
 
-def pretrain_first(
-    request: Request,
-    options: Options,
-    out: Path | None,
-    started: float,
-    timeout: float,
-    source: Source | None,
-) -> Request:
-    """The request with the weights of a pretraining on all images, with or without labels.
+def choose_joint(summary: auto.DataSummary, labelled: float) -> JointConfig:
+    """How many images without labels, and which changes of them keep their class.
 
-    Photos keep published weights, which know more than a few images can teach.
+    `labelled` is the fraction of the images that have a label, 1 if it is not known.
     """
-    opened = source
-    if opened is None:
-        opened = open_data(request.data, columns=request.columns, labels=request.labels)
-    if request.start_from == AUTO and starts_from_published(auto.summarise(opened)):
-        return request
-    data = dict(request.settings.get("data", {}))
-    if data.get("labels") == "partial":
-        data["labels"] = "none"
-    train = {
-        name: value
-        for name, value in request.settings.get("train", {}).items()
-        if name not in LABELLED_ONLY
-    }
-    settings = {name: request.settings[name] for name in SHARED if name in request.settings}
-    data.pop("augment", None)
-    minutes = None
-    if request.minutes is not None:
-        spent = (time.monotonic() - started) / 60
-        minutes = max(request.minutes * SHARE - spent, request.minutes / 10)
-    Terminal(quiet=options.quiet).print(
-        "few labels: first a pretraining on all images, then training on those with labels"
+    photos = summary.channels == 3 and summary.pixels == "uint8"
+    without = math.ceil(1 / labelled) - 1
+    return JointConfig(
+        ratio=min(without, USUAL_RATIO) if without else USUAL_RATIO,
+        crop=0.5 if summary.side <= TINY_IMAGE else 0.35,
+        flip=0.0 if summary.channels == 1 else 0.5,
+        colour=0.4 if photos else 0.0,
     )
-    run = pretrain(
-        source if source is not None else request.data,
-        model=request.model or request.settings.get("model"),
-        minutes=minutes,
-        epochs=request.epochs,
-        settings={**settings, "train": train, "data": data, "pretrain": {"comparison": 0.0}},
-        seed=request.seed,
-        out=None if out is None else out.with_name(f"{out.name}-pre"),
-        device=request.device,
-        report=options.report,
-        tensorboard=options.tensorboard,
-        quiet=options.quiet,
-        timeout=timeout,
+
+
+def step_cost(config: JointConfig) -> float:
+    """The mean cost of a step, over that of one with labelled images alone."""
+    return 1 + (1 - JOINT_START) * config.ratio * (1 + FORWARD_COST)
+
+
+def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> None:
+    """Adds the joint loss to a choice from scratch, and what suits it."""
+    choice.settings["joint"] = settings_to_dict(config)
+    train, augment = choice.settings["train"], choice.settings["data"]["augment"]
+    train["batch"] = labelled_batch(images)
+    train["smoothing"] = 0.0  # with it, few predictions would be confident
+    train.setdefault("ema", SHORT_EMA)
+    augment |= {"mixup": 0.0, "cutmix": 0.0}
+    replaced = ("batch", "label smoothing")
+    choice.reasons[:] = [line for line in choice.reasons if not line.startswith(replaced)]
+    many = f"{config.ratio} image{'s' * (config.ratio > 1)}"
+    choice.reasons.append(
+        f"few labels: batches of {train['batch']} labelled images; after {JOINT_START:.0%} of the "
+        f"steps, {many} without label beside each, whose prediction, sharpened, is "
+        f"the target of a distorted view (Xie et al., 2020)"
     )
-    return replace(request, model=None, weights=str(run.folder))
+    choice.reasons.append(
+        "EMA weights, neither label smoothing nor mixup: they would lower the confidence"
+    )
+
+
+def labelled_batch(labelled: int) -> int:
+    """Labelled images of a batch: a power of two, up to 64 and up to half of them."""
+    return 1 << min(6, max(0, int(math.log2(labelled)) - 1))
+
+
+def attach_unlabelled(recipe: Recipe, loader: Loader, world: World) -> None:
+    """Lets the loader add images without labels to its training batches, if the recipe uses any."""
+    if recipe.joint is None or not recipe.uses_unlabelled:
+        return
+    if recipe.train.batch % world.size:
+        raise UserError(
+            f"a batch of {recipe.train.batch} cannot be divided by {world.size} processes, as "
+            f"images without labels need; set `train.batch` to a multiple of {world.size}"
+        )
+    source = world.leader_first(lambda: open_without_labels(recipe, loader.source, world.is_leader))
+    augment = Augment(flip=recipe.joint.flip, shift=SHIFT)
+    config = replace(recipe.data, augment=augment, balanced=False)
+    loader.unlabelled = Loader(
+        source,
+        loader.preprocess,
+        config,
+        batch=recipe.joint.ratio * recipe.train.batch,
+        seed=recipe.train.seed,
+        rank=world.rank,
+        world_size=world.size,
+        device=loader.device,
+        progress=world.is_leader,
+    )
+    loader.unlabelled.prepare("train")
+
+
+def open_without_labels(recipe: Recipe, labelled: Source, progress: bool) -> Source:
+    """All training images, with or without label; those held out for evaluation are left out."""
+    if recipe.data.labels != "partial":
+        return use_as_training(labelled)
+    columns = recipe.data.columns
+    source = open_data(recipe.source, columns=columns, labels="none", progress=progress)
+    held_out = np.flatnonzero(labelled.splits != "train").tolist()
+    return use_as_training(source, {labelled.ids[item] for item in held_out})

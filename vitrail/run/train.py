@@ -29,6 +29,7 @@ from vitrail.run.recipe import (
 from vitrail.run.request import AUTO, Options, Request, name_data, read_settings
 from vitrail.run.result import Run
 from vitrail.run.resume import resume_run
+from vitrail.run.semi_supervised import attach_unlabelled
 from vitrail.run.storage.folder import (
     check_available,
     claim_folder,
@@ -105,7 +106,7 @@ def train(
         quiet: print nothing.
         timeout: seconds that the processes of a torchrun wait for each other.
         labels_only: fraction of the training images whose labels are used. With `weights` "auto", a
-            model for small images is first pretrained on all of them, for half of the time.
+            model for small images learns from the others, too.
         teacher: run, weight file or folder, or `vitrail.Teacher` to learn from: its answers if it
             has the same classes, else its features. On a CPU it predicts each image and its mirror
             image once, within the `minutes`.
@@ -137,10 +138,6 @@ def train(
     )
     folder = None if out is None else files.expand_user(out)
     opened = None if data is None or isinstance(data, str | Path) else data
-    if request.lacks_labels:
-        from vitrail.run.semi_supervised import pretrain_first
-
-        request = pretrain_first(request, options, folder, started, timeout, opened)
     with join_world(timeout) as world:
         return start_run(request, options.for_rank(world), folder, started, world, opened)
 
@@ -184,6 +181,7 @@ def start_run(
             loader.prepare("train", *options.splits)
             recipe = measure_normalisation(design, loader, world)
             recipe = ask_teacher(request.asks_teacher, recipe, loader, terminal, world)
+            attach_unlabelled(recipe, loader, world)
             learner = make_learner(recipe, device)
             progress.expected = expect_accuracy(recipe, learner, loader, terminal)
             recipe = plan_steps(recipe, loader, learner, request.minutes, started, terminal, world)
