@@ -28,6 +28,7 @@ from vitrail.training import loop
 from vitrail.training.config import TrainConfig
 from vitrail.training.distributed import SINGLE, World
 from vitrail.training.learner import Learner
+from vitrail.training.sharding import ShardedForward, is_sharded
 
 EVALUATION_SHARE = 0.02  # of the training time, at most, for evaluations on the validation split
 TRIAL = 3.0  # seconds for which each kind of step is timed, if no minutes are given
@@ -133,9 +134,16 @@ def trial_seconds(config: TrainConfig, minutes: float | None) -> float:
 def measure_timing(
     recipe: Recipe, loader: Loader, learner: Learner, seconds: float, world: World
 ) -> StepTiming:
-    """Times steps on a copy of the learner, so that the training itself has not started."""
+    """Times steps on a copy of the learner, so that the training itself has not started.
+
+    A sharded one is not copied, but restored, as two of them may not fit.
+    """
     config, patches = recipe.train, recipe.patches
-    trial = copy.deepcopy(learner)
+    trial, saved = learner, None
+    if learner.sharded:
+        saved = {name: x.to("cpu", copy=True) for name, x in learner.tensors().items()}
+    else:
+        trial = copy.deepcopy(learner)
     complete = replace(config, drop_patches=0.0)
     batches = ((batch.images, batch.targets) for batch in loader.training())
     full = seconds_per_step(trial, batches, complete, patches, seconds, world)
@@ -151,6 +159,8 @@ def measure_timing(
     if recipe.pretrain is not None:
         whole = PatchFeatures(backbone_of(model))
         features = seconds_per_image(whole, trial.dtype, loader)
+    if saved is not None:
+        learner.restore(saved)
     return StepTiming(step=step, image=image, features=features)
 
 
@@ -174,7 +184,9 @@ def seconds_per_step(
 
 def seconds_per_image(model: nn.Module, dtype: torch.dtype, loader: Loader) -> float:
     """From two batches of the training split, the only one that is never empty."""
-    batches = list(islice(loader.evaluation("train"), 2))
+    sharded = is_sharded(model)  # all ranks must compute as many batches; each has one
+    batches = list(islice(loader.evaluation("train"), 1 if sharded else 2))
+    model = ShardedForward(model) if sharded else model
     times = []
     for _ in range(2):
         start = time.perf_counter()

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vitrail import files
 from vitrail.arguments import check_arguments
 from vitrail.data.config import Preprocess
@@ -29,6 +31,7 @@ from vitrail.run.recipe import (
 from vitrail.run.request import AUTO, Options, Request, name_data, read_settings
 from vitrail.run.result import Run
 from vitrail.run.resume import resume_run
+from vitrail.run.sharding import choose_sharding
 from vitrail.run.storage.folder import (
     check_available,
     claim_folder,
@@ -170,7 +173,10 @@ def start_run(
     if earlier and world.on_leader(lambda: (Path(earlier) / RECIPE).is_file()):
         return resume_run(Path(earlier), request.device, options, world)
     device = pick_device(request.device, world.local_rank)
-    design = share_design(lambda: design_recipe(source, request, device, world.size), world)
+    design = share_design(
+        lambda: shard_design(design_recipe(source, request, device, world.size), device, world),
+        world,
+    )
     design.reasons.extend(why)
     suffix = "" if request.method is None else PRETRAINED
     folder = Path(world.on_leader(lambda: earlier or str(create_run_folder(out, source, suffix))))
@@ -184,7 +190,7 @@ def start_run(
             loader.prepare("train", *options.splits)
             recipe = measure_normalisation(design, loader, world)
             recipe = ask_teacher(request.asks_teacher, recipe, loader, terminal, world)
-            learner = make_learner(recipe, device)
+            learner = make_learner(recipe, device, world)
             progress.expected = expect_accuracy(recipe, learner, loader, terminal)
             recipe = plan_steps(recipe, loader, learner, request.minutes, started, terminal, world)
             world.on_leader(
@@ -231,6 +237,12 @@ def share_design(design: Callable[[], Design], world: World) -> Design:
     table, reasons, chosen, measured = world.on_leader(to_json)
     recipe = settings_from_dict(Recipe, table)
     return Design(recipe=recipe, reasons=reasons, settings=chosen, measured=measured)
+
+
+def shard_design(design: Design, device: torch.device, world: World) -> Design:
+    """The design with the decision whether to shard, and its reason."""
+    recipe, why = choose_sharding(design.recipe, device, world.size)
+    return replace(design, recipe=recipe, reasons=[*design.reasons, *why])
 
 
 def measure_normalisation(design: Design, loader: Loader, world: World) -> Recipe:
