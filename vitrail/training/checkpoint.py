@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +139,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    start_of_file = memoryview(len(text).to_bytes(8, "little") + text)
     digest = hashlib.sha256()
     with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as pool:
-        for data in (
-            memoryview(len(text).to_bytes(8, "little") + text),
-            *map(raw_bytes, (tensors[name] for name in names)),
-        ):
+        for data in chain([start_of_file], (raw_bytes(tensors[name]) for name in names)):
             for start in range(0, len(data), CHUNK):
                 chunk = data[start : start + CHUNK]
                 hashing = pool.submit(digest.update, chunk)

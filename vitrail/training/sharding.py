@@ -180,9 +180,11 @@ class ShardedForward(nn.Module):
 
     def __init__(self, model: nn.Module):
         super().__init__()
+        assert isinstance(model, FSDPModule)
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
             outputs: Tensor = self.model(x)
+            self.model.reshard()  # the root, which stays gathered for a backward pass
         return outputs
