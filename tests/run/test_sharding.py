@@ -1,5 +1,6 @@
 """A sharded training: the same weights as one process has, in as many files as there are ranks."""
 
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +12,7 @@ from torch.distributed import TCPStore
 
 import vitrail
 from tests.run.conftest import SMALL
-from tests.run.test_distributed import NO_MIXUP, at_step, run_ranks, terminated, train
+from tests.run.test_distributed import NO_MIXUP, at_step, killed, run_ranks, terminated, train
 from tests.training.ranks import ranks
 from vitrail.errors import UserError
 from vitrail.pretraining.config import PretrainConfig
@@ -34,12 +35,14 @@ STEPS, BATCH = 10, 12
 FULL = merge_settings(SMALL, {"train": {"shard": "full"}})
 
 
-@pytest.fixture(autouse=True)
-def torchrun(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def torchrun():
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setattr("tests.training.ranks.free_port", lambda: store.port)
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.training.ranks.free_port", lambda: store.port)
+        patch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        patch.setattr("vitrail.run.plan.TRIAL", 0.0)
+        yield
 
 
 def make_recipe(**train):
@@ -145,12 +148,18 @@ def test_a_sharded_run_saves_an_ordinary_model(tmp_path, digits):
     ]
 
 
-@pytest.fixture
-def stopped(tmp_path):
-    """A sharded run of two processes that was stopped after step 9."""
-    found = run_ranks(2, train(tmp_path / "run", FULL, at_step(9, terminated)))
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    found = run_ranks(2, train(folder, FULL, at_step(9, terminated)))
     assert [type(one) for one in found] == [Stopped] * 2, found
-    return tmp_path / "run"
+    return folder
+
+
+@pytest.fixture
+def stopped(stopped_once, tmp_path):
+    """A sharded run of two processes that was stopped after step 9."""
+    return shutil.copytree(stopped_once, tmp_path / "run")
 
 
 def resume_from(folder, shard=None):
@@ -295,8 +304,6 @@ def test_a_rank_that_cannot_see_the_run_folder_says_so(tmp_path):
 
 
 def test_a_process_that_dies_leaves_the_others_a_message(tmp_path):
-    from tests.run.test_distributed import killed
-
     found = run_ranks(2, train(tmp_path / "run", FULL, at_step(5, killed)))
     assert found[1] is None and isinstance(found[0], PeerLost), found
     assert "another of the 2 processes ended" in str(found[0])
