@@ -30,7 +30,7 @@ from vitrail.zoo.presets import preset
 RANKS = 2
 MODEL, IMAGE, BATCH = "Mini/4", 32, 128
 PARAMETERS, COPIES = 600_000_000, 3  # in a checkpoint: weights and the two moments of AdamW
-LARGE, BLOCKS, LARGE_IMAGE = "H/14", 4, 56
+LARGE, BLOCKS, LARGE_IMAGE = "H/14", 2, 56
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 NOTE = (
     "Vitrail is FSDP2 in the first row, DDP in the second, against one process that trains on half "
