@@ -243,7 +243,7 @@ def test_files_of_ranks_are_one_checkpoint(tmp_path):
     assert found.tensors["count"] == 7
     for start in range(6):
         for stop in range(start, 6):
-            some = checkpoint.read_tensors(
+            some = checkpoint.read_parts(
                 found.path, lambda name, shape, rows=slice(start, stop): rows
             )
             assert some["weight"].tolist() == list(range(4 + start, 4 + stop))

@@ -219,7 +219,7 @@ def predict_memory(recipe: Recipe, cluster: Cluster, itemsize: int, shard: Shard
         copy = 2 * itemsize * block + FLOAT32 * outside
     buckets = FLOAT32 * trained if cluster.count > 1 and shard == "off" else 0
     if shard == "full":
-        buckets = (FLOAT32 + itemsize) * max(block, outside)  # until they are reduce-scattered
+        buckets = FLOAT32 * max(block, outside)  # until they are reduce-scattered
     moments = 2 * trained - muon  # AdamW has two of each parameter, Muon one
     average = parameters if recipe.train.ema else 0
     micro = math.ceil(recipe.train.batch / cluster.count / recipe.train.accumulate)

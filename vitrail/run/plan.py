@@ -26,9 +26,9 @@ from vitrail.run.recipe import Recipe
 from vitrail.run.terminal import Terminal
 from vitrail.training import loop
 from vitrail.training.config import TrainConfig
-from vitrail.training.distributed import SINGLE, World
+from vitrail.training.distributed import SINGLE, World, is_sharded
 from vitrail.training.learner import Learner
-from vitrail.training.sharding import ShardedForward, is_sharded
+from vitrail.training.sharding import ShardedForward
 
 EVALUATION_SHARE = 0.02  # of the training time, at most, for evaluations on the validation split
 TRIAL = 3.0  # seconds for which each kind of step is timed, if no minutes are given

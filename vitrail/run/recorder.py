@@ -20,9 +20,9 @@ from vitrail.run.storage.journal import Journal
 from vitrail.run.storage.record import ADAPTER, CHECKPOINTS, LOG, MODEL
 from vitrail.run.terminal import Terminal
 from vitrail.training import checkpoint
-from vitrail.training.distributed import SINGLE, World
+from vitrail.training.distributed import SINGLE, World, is_sharded
 from vitrail.training.learner import Learner
-from vitrail.training.sharding import gather_model, is_sharded
+from vitrail.training.sharding import gather_model
 from vitrail.zoo.adapters import merge_adapter, save_adapter
 from vitrail.zoo.file import save_model
 from vitrail.zoo.metadata import Best

@@ -220,7 +220,7 @@ def load_learner(
             f"rank {world.rank} cannot see {path}: a sharded training needs a run folder on a disk "
             f"that all machines share; move it there, or set `shard` off"
         )
-    learner.restore(checkpoint.read_tensors(Path(path), find_rows))
+    learner.restore(checkpoint.read_parts(Path(path), find_rows))
     return learner, stored, False
 
 

@@ -173,10 +173,7 @@ def start_run(
     if earlier and world.on_leader(lambda: (Path(earlier) / RECIPE).is_file()):
         return resume_run(Path(earlier), request.device, options, world)
     device = pick_device(request.device, world.local_rank)
-    design = share_design(
-        lambda: shard_design(design_recipe(source, request, device, world.size), device, world),
-        world,
-    )
+    design = share_design(lambda: design_recipe(source, request, device, world.size), device, world)
     design.reasons.extend(why)
     suffix = "" if request.method is None else PRETRAINED
     folder = Path(world.on_leader(lambda: earlier or str(create_run_folder(out, source, suffix))))
@@ -227,22 +224,17 @@ def check_output(out: Path | None, options: Options, launch_id: str) -> None:
     check_available(out, launch_id)
 
 
-def share_design(design: Callable[[], Design], world: World) -> Design:
-    """The leader's design, on every rank."""
+def share_design(design: Callable[[], Design], device: torch.device, world: World) -> Design:
+    """The leader's design with the decision whether to shard, on every rank."""
 
     def to_json() -> tuple[dict[str, Any], list[str], dict[str, Any], list[str]]:
         mine = design()
-        return settings_to_dict(mine.recipe), mine.reasons, mine.settings, mine.measured
+        sharded, why = choose_sharding(mine.recipe, device, world.size)
+        return settings_to_dict(sharded), [*mine.reasons, *why], mine.settings, mine.measured
 
     table, reasons, chosen, measured = world.on_leader(to_json)
     recipe = settings_from_dict(Recipe, table)
     return Design(recipe=recipe, reasons=reasons, settings=chosen, measured=measured)
-
-
-def shard_design(design: Design, device: torch.device, world: World) -> Design:
-    """The design with the decision whether to shard, and its reason."""
-    recipe, why = choose_sharding(design.recipe, device, world.size)
-    return replace(design, recipe=recipe, reasons=[*design.reasons, *why])
 
 
 def measure_normalisation(design: Design, loader: Loader, world: World) -> Recipe:

@@ -196,7 +196,7 @@ def read_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint:
         return Checkpoint(
             step=step,
             path=path,
-            tensors=read_tensors(path) if tensors else {},
+            tensors=read_parts(path) if tensors else {},
             progress=content["progress"],
             warnings=compare_machines(content["machine"], describe_machine()),
         )
@@ -206,7 +206,7 @@ def read_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint:
         raise UserError(f"is not a valid checkpoint: {error!r:.80}") from error
 
 
-def read_tensors(
+def read_parts(
     path: Path, find_rows: FindRows = lambda name, shape: slice(None)
 ) -> dict[str, Tensor]:
     """The tensors of a checkpoint, or some rows of them, whether one or many ranks wrote it."""
@@ -219,10 +219,10 @@ def read_tensors(
         for file in opened:
             for name in file.keys():  # noqa: SIM118 - not a dict
                 parts[name].append(file.get_slice(name))
-        return {name: read_rows(name, some, find_rows) for name, some in parts.items()}
+        return {name: join_rows(name, some, find_rows) for name, some in parts.items()}
 
 
-def read_rows(name: str, parts: list[Any], find_rows: FindRows) -> Tensor:
+def join_rows(name: str, parts: list[Any], find_rows: FindRows) -> Tensor:
     """Rows of a tensor whose rows are divided among the files of the ranks."""
     shape = parts[0].get_shape()
     if not shape:

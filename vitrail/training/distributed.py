@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -168,7 +167,7 @@ class World:
         reorders its gradient buckets, and with three or more ranks the last bits of a sum depend
         on the position in its bucket. With the buckets settled, a resumed run reproduces every bit.
         """
-        if self.size == 1 or isinstance(model, FSDPModule):
+        if self.size == 1 or is_sharded(model):
             return model
         with self.report_lost_peers():
             wrapped = DistributedDataParallel(model.eval())
@@ -228,6 +227,11 @@ class World:
 
 
 SINGLE = World()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP2 divides the parameters among the ranks; without its import of half a second."""
+    return hasattr(model, "reshard")
 
 
 def skip_gradient_sync(model: nn.Module) -> AbstractContextManager[None]:

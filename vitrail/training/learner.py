@@ -8,9 +8,9 @@ from torch.amp import GradScaler
 
 from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
-from vitrail.training.distributed import SINGLE, World
+from vitrail.training.distributed import SINGLE, World, is_sharded
 from vitrail.training.optim import EmaModel, Muon, build_optimizer
-from vitrail.training.sharding import MatrixExchange, is_sharded, local_rows
+from vitrail.training.sharding import MatrixExchange, local_rows
 
 # outputs, targets, label smoothing and class weights in; the loss summed over the images out
 Criterion = Callable[[Tensor, Tensor, float, Tensor | None], Tensor]

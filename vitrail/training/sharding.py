@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.training.distributed import World
@@ -27,6 +25,8 @@ def shard_model(
     The weights of blocks are gathered in `dtype`, in which their residual stream is computed, too;
     gradients are summed in float32. What is outside of the blocks stays in float32.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy()
     if dtype != torch.float32:
@@ -37,10 +37,6 @@ def shard_model(
     model.to_empty(device=device)
 
 
-def is_sharded(model: nn.Module) -> bool:
-    return isinstance(model, FSDPModule)
-
-
 def recompute_activations(blocks: Iterable[nn.Module]) -> None:
     """Activation checkpointing: stores the inputs of the blocks only (Chen et al., 2016)."""
     for block in blocks:
@@ -49,11 +45,16 @@ def recompute_activations(blocks: Iterable[nn.Module]) -> None:
 
 def local_rows(tensor: Tensor) -> Tensor:
     """This rank's rows of a sharded tensor, in the same memory; other tensors as they are."""
-    if not isinstance(tensor, DTensor):
+    if not has_rows_elsewhere(tensor):
         return tensor
     with torch.no_grad():
-        rows: Tensor = tensor.to_local()
+        rows: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return rows.detach()
+
+
+def has_rows_elsewhere(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, without its slow import."""
+    return hasattr(tensor, "to_local")
 
 
 def rank_rows(rows: int, rank: int, size: int) -> slice:
@@ -71,7 +72,7 @@ def fill_shards(model: nn.Module, tensors: Mapping[str, Tensor], world: World) -
             whole.copy_(tensors[name])
         with world.report_lost_peers():
             dist.broadcast(whole, 0)
-        if isinstance(tensor, DTensor):
+        if has_rows_elsewhere(tensor):
             whole = whole[rank_rows(len(whole), world.rank, world.size)]
         local_rows(tensor).copy_(whole)
 
@@ -85,7 +86,7 @@ def gather_model(model: nn.Module, world: World) -> dict[str, Tensor]:
     whole = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         rows = local_rows(tensor).cpu()
-        if isinstance(tensor, DTensor):
+        if has_rows_elsewhere(tensor):
             rows = gather_rows(rows, len(tensor), world)
         if world.is_leader:
             whole[name] = rows.clone()
@@ -180,11 +181,11 @@ class ShardedForward(nn.Module):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        assert isinstance(model, FSDPModule)
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
             outputs: Tensor = self.model(x)
-            self.model.reshard()  # the root, which stays gathered for a backward pass
+            # the root, which stays gathered for a backward pass
+            self.model.reshard()  # type: ignore[operator]
         return outputs

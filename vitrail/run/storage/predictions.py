@@ -25,8 +25,8 @@ from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import compute_logits
 from vitrail.evaluation.multi_label import predict_labels
 from vitrail.training.checkpoint import describe_machine
-from vitrail.training.distributed import World
-from vitrail.training.sharding import ShardedForward, is_sharded
+from vitrail.training.distributed import World, is_sharded
+from vitrail.training.sharding import ShardedForward
 
 FILE = "predictions.safetensors"
 FORMAT = 1  # of the file; other numbers are refused
