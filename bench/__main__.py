@@ -31,6 +31,7 @@ Name = Literal[
     "start",
     "memory",
     "serve",
+    "processes",
     "accuracy",
     "finetune",
 ]
@@ -45,9 +46,10 @@ MINUTES: dict[Name, float] = {  # rough durations, for the progress bar
     "start": 4,
     "engines": 6,
     "serve": 3.5,
+    "processes": 4,
 }
 # `make bench` stays under twenty minutes without these
-ONLY_ON_REQUEST = ("load", "start", "engines", "serve")
+ONLY_ON_REQUEST = ("load", "start", "engines", "serve", "processes")
 DEFAULT = tuple(name for name in MINUTES if name not in ONLY_ON_REQUEST)
 LIBRARIES = ("timm", "transformers", "vit_pytorch", "torchvision")
 REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
@@ -59,6 +61,7 @@ REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
     "knn": ("sklearn",),
     "start-up": (*LIBRARIES, "onnx", "onnxscript", "onnxruntime"),
     "start": (),
+    "processes": (),
     "serve": ("litserve", "bentoml", "uvicorn", "httptools"),
     "memory": LIBRARIES,
     "accuracy": LIBRARIES,

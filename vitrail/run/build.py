@@ -32,7 +32,13 @@ from vitrail.run.auto import DataSummary
 from vitrail.run.recipe import Recipe, settings_to_dict
 from vitrail.training import loop
 from vitrail.training.distributed import SINGLE, World
-from vitrail.training.learner import Learner
+from vitrail.training.learner import Learner, compute_dtype
+from vitrail.training.sharding import (
+    fill_shards,
+    rank_rows,
+    recompute_activations,
+    shard_model,
+)
 from vitrail.zoo import load as zoo
 from vitrail.zoo.adapters import freeze
 
@@ -134,26 +140,78 @@ def make_loader(
     )
 
 
-def make_learner(recipe: Recipe, device: torch.device) -> Learner:
+def make_learner(recipe: Recipe, device: torch.device, world: World = SINGLE) -> Learner:
     """The model with its initial weights, a function of the seed, and its optimizer."""
-    torch.manual_seed(recipe.train.seed)
-    model = ViT(recipe.vit)
-    if recipe.weights:
-        load_backbone_weights(recipe.weights, model)
-    model.to(device)
+    if recipe.train.shard == "full" and world.size > 1:
+        return make_sharded_learner(recipe, device, world)
+    model = make_model(recipe).to(device)
     if recipe.tune != "all" or recipe.train.frozen:
         freeze(model, recipe.tune, recipe.train.rank, recipe.train.frozen)
     whole = wrap_backbone(model, recipe).to(device)
     if recipe.vit.positions != "rotary" and not recipe.vit.qk_norm:
         freeze_key_biases(whole)
-    names = {name: WRAPPED.sub("", name) for name, _ in whole.named_parameters()}
+    if recipe.train.recompute:
+        recompute_activations(model.blocks)
+    return assemble_learner(whole, recipe)
+
+
+def make_model(recipe: Recipe) -> ViT:
+    """The whole model with its initial weights."""
+    torch.manual_seed(recipe.train.seed)
+    model = ViT(recipe.vit)
+    if recipe.weights:
+        load_backbone_weights(recipe.weights, model)
+    return model
+
+
+def make_sharded_learner(recipe: Recipe, device: torch.device, world: World) -> Learner:
+    """The same with rows of the weights on each rank; only the leader's host holds all of them."""
+    if recipe.teacher is not None and recipe.teacher.features:
+        raise UserError(
+            "a teacher with other classes teaches features, which needs the whole model; set "
+            "`train.shard` off, or omit `teacher`"
+        )
+    initial: dict[str, Tensor] = {}
+
+    def make_initial() -> None:
+        whole = make_model(recipe)
+        initial.update([*whole.named_parameters(), *whole.named_buffers()])
+
+    world.on_leader(make_initial)
+    models = []
+    for _ in range(2 if recipe.train.ema else 1):
+        with torch.device("meta"):  # shapes without values
+            model = ViT(recipe.vit)
+        if recipe.train.recompute:
+            recompute_activations(model.blocks)
+        dtype = compute_dtype(recipe.train.precision, device)
+        shard_model(model, model.blocks, device, dtype)
+        fill_shards(model, initial, world)
+        models.append(model)
+    learner = assemble_learner(models[0], recipe, models[-1] if recipe.train.ema else None, world)
+    if recipe.vit.positions != "rotary" and not recipe.vit.qk_norm:
+        for name, module in models[0].named_modules():
+            if isinstance(module, Attention):
+                mask = key_bias_mask(module.qkv.bias.shape[0], device)
+                rows = rank_rows(len(mask), world.rank, world.size)
+                learner.gradient_masks[f"{name}.qkv.bias"] = mask[rows]
+    return learner
+
+
+def assemble_learner(
+    model: nn.Module, recipe: Recipe, twin: nn.Module | None = None, world: World = SINGLE
+) -> Learner:
+    """The learner of a model that is on its device, with the optimizer and loss of the recipe."""
+    names = {name: WRAPPED.sub("", name) for name, _ in model.named_parameters()}
     counts = {name: count_stacked_matrices(plain, recipe.vit) for name, plain in names.items()}
     learner = Learner(
-        whole,
+        model,
         recipe.train,
         layer_index=lambda name: layer_index(name.removeprefix("backbone."), recipe.vit.depth),
         no_weight_decay=[name for name, plain in names.items() if plain in NO_WEIGHT_DECAY],
         matrices={name: count for name, count in counts.items() if count},
+        twin=twin,
+        world=world,
     )
     set_criterion(learner, recipe)
     return learner
@@ -220,10 +278,16 @@ def freeze_key_biases(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, Attention):
-            mask = torch.ones_like(module.qkv.bias)
-            mask.chunk(3)[1].zero_()
+            mask = key_bias_mask(len(module.qkv.bias), module.qkv.bias.device)
             if module.qkv.bias.requires_grad:
                 module.qkv.bias.register_hook(mask.mul)
+
+
+def key_bias_mask(length: int, device: torch.device) -> Tensor:
+    """0 for the key biases in a fused bias of queries, keys and values, 1 for the others."""
+    mask = torch.ones(length, device=device)
+    mask.chunk(3)[1].zero_()
+    return mask
 
 
 def load_for_fine_tuning(

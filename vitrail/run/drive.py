@@ -69,7 +69,7 @@ class Driver:
                 self.record_step(step)
                 if self.ends_epoch(step.number):
                     self.end_epoch(step.number)
-                if time.monotonic() - self.saved >= config.save_every:
+                if self.is_save_due():
                     self.save()
                 if self.is_out_of_patience(step.number):
                     self.recorder.print(
@@ -107,7 +107,7 @@ class Driver:
             self.save()  # the weights are still those before the step
             raise
         except UserError:
-            self.save_and_announce()
+            self.save_and_announce(failed=True)
             raise
 
     def class_weights(self) -> Tensor | None:
@@ -224,7 +224,7 @@ class Driver:
         try:
             yield
         except UserError:
-            self.save_and_announce()
+            self.save_and_announce(failed=True)
             raise
 
     def is_out_of_patience(self, step: int) -> bool:
@@ -238,9 +238,18 @@ class Driver:
     def seconds(self) -> float:
         return float(self.seconds_before + time.monotonic() - self.started)
 
-    def save_and_announce(self) -> None:
-        """Saves a checkpoint, and says how to resume from it."""
-        self.save()
+    def is_save_due(self) -> bool:
+        """Whether the time has come; of a sharded model the leader's clock decides for all."""
+        due = time.monotonic() - self.saved >= self.recipe.train.save_every
+        return self.world.broadcast(due) if self.learner.sharded else due
+
+    def save_and_announce(self, failed: bool = False) -> None:
+        """Saves a checkpoint, and says how to resume from it.
+
+        A rank that failed by itself cannot save a sharded model: the others wait for its rows.
+        """
+        if not (failed and self.learner.sharded):
+            self.save()
         self.recorder.print(
             f"stopped after step {self.progress.step}; "
             f"resume from the last checkpoint with `vitrail resume {shlex.quote(str(self.folder))}`"
@@ -251,7 +260,10 @@ class Driver:
 
         In that case the next step raises, and the previous checkpoint is still good.
         """
-        if not all(p.isfinite().all() for p in self.learner.model.parameters()):
+        finite = self.learner.is_finite()
+        if self.learner.sharded:
+            finite = self.world.all_reduce(finite)[0] == self.world.size
+        if not finite:
             return
         self.progress.seconds = self.seconds()
         self.recorder.save_checkpoint(self.learner, self.progress)

@@ -15,10 +15,10 @@ from vitrail.run.build import count_stacked_matrices
 from vitrail.run.devices import CPU, Device
 from vitrail.run.plan import EVALUATION_SHARE, FORWARDS_PER_STEP
 from vitrail.run.recipe import Recipe
+from vitrail.training.config import Shard
 from vitrail.training.schedule import patches_to_keep
 from vitrail.zoo.adapters import freeze
 
-Shard = Literal["auto", "off", "full"]
 Limit = Literal["compute", "communication", "input"]
 
 ACHIEVED = 0.75  # of a link's data sheet, by the all-reduce of large tensors
@@ -211,11 +211,15 @@ def count_in_training(recipe: Recipe) -> Counts:
 def predict_memory(recipe: Recipe, cluster: Cluster, itemsize: int, shard: Shard) -> Memory:
     vit, (parameters, trained, muon) = training_vit(recipe), count_in_training(recipe)
     block = count_parameters(replace(vit, depth=vit.depth + 1)) - count_parameters(vit)
+    outside = parameters - vit.depth * block
     ranks = cluster.count if shard == "full" else 1
     copy = itemsize * parameters if itemsize < FLOAT32 else 0
     if shard == "full":
-        copy = 2 * itemsize * block  # this block and the next
+        # this block and the next, each while it is gathered; the root until its backward pass
+        copy = 2 * itemsize * block + FLOAT32 * outside
     buckets = FLOAT32 * trained if cluster.count > 1 and shard == "off" else 0
+    if shard == "full":
+        buckets = FLOAT32 * max(block, outside)  # until they are reduce-scattered
     moments = 2 * trained - muon  # AdamW has two of each parameter, Muon one
     average = parameters if recipe.train.ema else 0
     micro = math.ceil(recipe.train.batch / cluster.count / recipe.train.accumulate)
@@ -224,9 +228,19 @@ def predict_memory(recipe: Recipe, cluster: Cluster, itemsize: int, shard: Shard
         weights=FLOAT32 * parameters / ranks + copy,
         gradients=FLOAT32 * trained / ranks + buckets,
         optimizer=FLOAT32 * (moments + average) / ranks,
-        activations=micro * count_activation_bytes(vit, itemsize) * (1 - below),
+        activations=micro * stored_activations(recipe, itemsize) * (1 - below),
         available=cluster.device.memory,
     )
+
+
+def stored_activations(recipe: Recipe, itemsize: int) -> float:
+    """Bytes for an image: of all blocks, or of their inputs and the one that is recomputed."""
+    vit = training_vit(recipe)
+    stored = count_activation_bytes(vit, itemsize)
+    if not recipe.train.recompute:
+        return stored
+    block = count_activation_bytes(replace(vit, depth=vit.depth + 1), itemsize) - stored
+    return stored - (vit.depth - 1) * block + vit.depth * vit.tokens * vit.width * itemsize
 
 
 def sent_bytes(recipe: Recipe, cluster: Cluster, itemsize: int, shard: Shard) -> float:
@@ -289,10 +303,6 @@ def find_warnings(
             needed = math.ceil(accumulate * memory.activations / room)
             advice = f"set train.accumulate to {needed} or more"
         found.append(f"out of memory: {advice}")
-    if shard == "full":
-        found.append(
-            "`vitrail train` does not shard models yet: DDP keeps them whole on each device"
-        )
     if cluster.device.name == CPU:
         return found
     tokens = training_vit(recipe).tokens * recipe.train.batch / cluster.count / accumulate

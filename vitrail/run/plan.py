@@ -27,8 +27,9 @@ from vitrail.run.recipe import Recipe
 from vitrail.run.terminal import Terminal
 from vitrail.training import loop
 from vitrail.training.config import TrainConfig
-from vitrail.training.distributed import SINGLE, World
+from vitrail.training.distributed import SINGLE, World, is_sharded
 from vitrail.training.learner import Learner
+from vitrail.training.sharding import ShardedForward
 
 EVALUATION_SHARE = 0.02  # of the training time, at most, for evaluations on the validation split
 TRIAL = 3.0  # seconds for which each kind of step is timed, if no minutes are given
@@ -155,8 +156,15 @@ def list_phases(recipe: Recipe) -> list[Phase]:
 def measure_timing(
     recipe: Recipe, loader: Loader, learner: Learner, seconds: float, world: World
 ) -> StepTiming:
-    """Times steps on a copy of the learner, so that the training itself has not started."""
-    trial, step = copy.deepcopy(learner), 0.0
+    """Times steps on a copy of the learner, so that the training itself has not started.
+
+    A sharded one is not copied, but restored, as two of them may not fit.
+    """
+    trial, saved, step = learner, None, 0.0
+    if learner.sharded:
+        saved = {name: x.to("cpu", copy=True) for name, x in learner.tensors().items()}
+    else:
+        trial = copy.deepcopy(learner)
     for phase in reversed(list_phases(recipe)):  # the complete steps, which need most memory, first
         loaded = loader.training(unlabelled_from=0 if phase.unlabelled else ENDLESS)
         batches = ((batch.images, batch.targets) for batch in loaded)
@@ -170,6 +178,8 @@ def measure_timing(
     if recipe.pretrain is not None:
         whole = PatchFeatures(backbone_of(model))
         features = seconds_per_image(whole, trial.dtype, loader)
+    if saved is not None:
+        learner.restore(saved)
     return StepTiming(step=step, image=image, features=features)
 
 
@@ -192,7 +202,9 @@ def seconds_per_step(
 
 def seconds_per_image(model: nn.Module, dtype: torch.dtype, loader: Loader) -> float:
     """From two batches of the training split, the only one that is never empty."""
-    batches = list(islice(loader.evaluation("train"), 2))
+    sharded = is_sharded(model)  # all ranks must compute as many batches; each has one
+    batches = list(islice(loader.evaluation("train"), 1 if sharded else 2))
+    model = ShardedForward(model) if sharded else model
     times = []
     for _ in range(2):
         start = time.perf_counter()

@@ -25,7 +25,6 @@ from vitrail.run.devices import CPU, Device, parse_devices
 from vitrail.run.forecast import (
     Cluster,
     Forecast,
-    Shard,
     choose_shard,
     find_limit,
     find_warnings,
@@ -38,6 +37,7 @@ from vitrail.run.forecast import (
 from vitrail.run.plan import seconds_per_step
 from vitrail.run.recipe import Recipe
 from vitrail.run.request import AUTO, Request, name_data, read_settings
+from vitrail.training.config import Shard
 
 TRIALS, TRIAL = 3, 1.0  # trials whose median counts, and seconds for which each times steps
 TRIAL_FLOPS = {"cpu": 3e10, "cuda": 1e14}  # of a timed step, at most: about a second
@@ -190,7 +190,7 @@ def forecast_recipe(
     train, count, itemsize = recipe.train, cluster.count, compute_itemsize(recipe, cluster.device)
     val = round(len(split_indices(source, "val")) * images / len(split_indices(source, "train")))
     steps = train.steps or train.epochs * (images // train.batch)
-    shard = choose_shard(recipe, cluster, itemsize, shard)
+    shard = choose_shard(recipe, cluster, itemsize, train.shard if shard == "auto" else shard)
     flops, others = training_flops(recipe, images, val, steps)
     sent = sent_bytes(recipe, cluster, itemsize, shard)
     memory = predict_memory(recipe, cluster, itemsize, shard)
@@ -266,7 +266,8 @@ def measure_rate(recipe: Recipe, device: Device, count: int) -> float | None:
         and device.name.partition("-")[0].lower() in torch.cuda.get_device_name().lower()
     ):
         return None
-    train = replace(recipe.train, frozen=0, drop_patches=0.0, accumulate=1, compile=False)
+    train = replace(recipe.train, frozen=0, drop_patches=0.0, accumulate=1, compile=False,
+                    recompute=False)  # fmt: skip
     whole = replace(recipe, weights="", tune="all", teacher=None, train=train)
     vit = training_vit(recipe)
     flops = 6 * count_macs(vit)

@@ -5,9 +5,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import nn
 
 from vitrail.data.loader import Loader
+from vitrail.model.vit import ViT
 from vitrail.pretraining.masked import MaskedAutoencoder
 from vitrail.pretraining.objective import backbone_of
 from vitrail.run.progress import Progress
@@ -18,15 +20,19 @@ from vitrail.run.storage.journal import Journal
 from vitrail.run.storage.record import ADAPTER, CHECKPOINTS, LOG, MODEL
 from vitrail.run.terminal import Terminal
 from vitrail.training import checkpoint
-from vitrail.training.distributed import World
+from vitrail.training.distributed import SINGLE, World, is_sharded
 from vitrail.training.learner import Learner
+from vitrail.training.sharding import gather_model
 from vitrail.zoo.adapters import merge_adapter, save_adapter
 from vitrail.zoo.file import save_model
 from vitrail.zoo.metadata import Best
 
 
 class NullRecorder:
-    """Writes nothing: the recorder of all ranks but the leader."""
+    """The recorder of all ranks but the leader: writes nothing but their shards of a checkpoint."""
+
+    def __init__(self, folder: Path, world: World = SINGLE):
+        self.folder, self.world = folder, world
 
     def __enter__(self) -> "NullRecorder":
         return self
@@ -52,10 +58,21 @@ class NullRecorder:
         """Logs and shows an epoch, and calls `on_epoch` if it ended with an evaluation."""
 
     def save_checkpoint(self, learner: Learner, progress: Progress) -> None:
-        """Saves all that a resume needs."""
+        """Saves all that a resume needs; of a sharded model, each rank what it holds."""
+        if learner.sharded:
+            self.save_shards(learner, progress)
+
+    def save_shards(self, learner: Learner, progress: Progress) -> None:
+        tensors = learner.tensors()
+        if not self.world.is_leader:  # what all ranks have, the leader saves
+            tensors = {name: x for name, x in tensors.items() if learner.holds_rows(name, x.shape)}
+        folder = self.folder / CHECKPOINTS
+        checkpoint.save_checkpoint(folder, progress.step, tensors, progress.to_dict(), self.world)
 
     def save_best(self, model: nn.Module, best: Best | None) -> None:
-        """Saves the weights of the best evaluation so far."""
+        """Saves the weights of the best evaluation so far, which the leader gathers."""
+        if is_sharded(model):
+            gather_model(model, self.world)
 
     def save_rebuilt(self, model: nn.Module, loader: Loader, step: int) -> None:
         """Saves a few validation images as a masked autoencoder rebuilds them now."""
@@ -71,8 +88,10 @@ class Recorder(NullRecorder):
         progress: Progress,
         metadata: dict[str, Any],
         options: Options,
+        world: World,
     ):
-        self.folder, self.metadata, self.on_epoch = folder, metadata, options.on_epoch
+        super().__init__(folder, world)
+        self.metadata, self.on_epoch = metadata, options.on_epoch
         self.recipe = recipe
         self.steps = recipe.train.steps
         self.terminal = Terminal(self.steps, options.quiet)
@@ -108,10 +127,15 @@ class Recorder(NullRecorder):
             self.on_epoch({**line, "steps": self.steps})
 
     def save_checkpoint(self, learner: Learner, progress: Progress) -> None:
+        if learner.sharded:
+            self.save_shards(learner, progress)
+            return
         folder = self.folder / CHECKPOINTS
         checkpoint.save_checkpoint(folder, progress.step, learner.tensors(), progress.to_dict())
 
     def save_best(self, model: nn.Module, best: Best | None) -> None:
+        if is_sharded(model):
+            model = self.gather_backbone(backbone_of(model))
         if not self.folder.is_dir():
             raise checkpoint.missing_folder_error(self.folder, "the best model")
         evaluation = None if best is None else asdict(best)
@@ -123,6 +147,13 @@ class Recorder(NullRecorder):
             document = {key: metadata[key] for key in keys} | {"base": self.recipe.weights}
             tune, frozen = self.recipe.tune, self.recipe.train.frozen
             save_adapter(self.folder / ADAPTER, model, tune, frozen, document)
+
+    def gather_backbone(self, model: ViT) -> ViT:
+        """The whole of a sharded model, in the memory of the host."""
+        with torch.device("meta"):
+            whole = ViT(model.config)
+        whole.load_state_dict(gather_model(model, self.world), assign=True)
+        return whole
 
     def save_rebuilt(self, model: nn.Module, loader: Loader, step: int) -> None:
         if isinstance(model, MaskedAutoencoder):
@@ -139,5 +170,5 @@ def open_recorder(
 ) -> NullRecorder:
     """The one place where the leader and the other ranks part during training."""
     if not world.is_leader:
-        return NullRecorder()
-    return Recorder(folder, recipe, progress, metadata, options)
+        return NullRecorder(folder, world)
+    return Recorder(folder, recipe, progress, metadata, options, world)

@@ -27,6 +27,7 @@ from vitrail.run.recipe import (
 from vitrail.run.request import Options
 from vitrail.run.result import Run, make_run
 from vitrail.run.semi_supervised import attach_unlabelled
+from vitrail.run.sharding import choose_sharding
 from vitrail.run.storage import predictions
 from vitrail.run.storage.folder import lock_run
 from vitrail.run.storage.journal import import_summary_writer
@@ -45,9 +46,11 @@ from vitrail.run.teacher import attach_teacher
 from vitrail.run.terminal import Terminal
 from vitrail.run.transfer import expect_accuracy, start_from_features
 from vitrail.training import checkpoint
+from vitrail.training.config import Shard
 from vitrail.training.device import pick_device
 from vitrail.training.distributed import TIMEOUT, World, join_world
 from vitrail.training.learner import Learner
+from vitrail.training.sharding import rank_rows
 from vitrail.zoo.file import load_model
 
 
@@ -57,6 +60,7 @@ def resume(
     *,
     device: str = "auto",
     skip_broken: bool = False,
+    shard: Shard | None = None,
     report: bool = True,
     test: bool = True,
     quiet: bool = False,
@@ -72,6 +76,8 @@ def resume(
         run: a run folder.
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one.
         skip_broken: from now on, skip images that cannot be read.
+        shard: "full" divides weights and optimizer among the processes of a torchrun (FSDP), "off"
+            does not, "auto" decides by memory; by default as before.
         report: write report.html at the end.
         test: evaluate on the test split at the end.
         quiet: print nothing.
@@ -85,11 +91,16 @@ def resume(
     options = Options(quiet=quiet, report=report, test=test, on_epoch=on_epoch)
     with join_world(timeout) as world:
         folder = files.expand_user(run)
-        return resume_run(folder, device, options.for_rank(world), world, skip_broken)
+        return resume_run(folder, device, options.for_rank(world), world, skip_broken, shard)
 
 
 def resume_run(
-    folder: Path, device: str, options: Options, world: World, skip_broken: bool = False
+    folder: Path,
+    device: str,
+    options: Options,
+    world: World,
+    skip_broken: bool = False,
+    shard: Shard | None = None,
 ) -> Run:
     """Only the leader reads the run folder; the other ranks need not see it."""
     terminal = Terminal(quiet=options.quiet)
@@ -98,23 +109,26 @@ def resume_run(
         metrics = world.on_leader(lambda: read_metrics(folder))
         if metrics is not None:
             return return_finished(folder, metrics, options, terminal, world)
-        recipe = settings_from_dict(
-            Recipe, world.on_leader(lambda: settings_to_dict(read_stored(folder, skip_broken)))
-        )
+        target = pick_device(device, world.local_rank)
+
+        def read() -> dict[str, Any]:
+            stored = read_stored(folder, skip_broken, shard)
+            sharded, reasons = choose_sharding(stored, target, world.size)
+            for line in reasons:
+                terminal.print(line)
+            return settings_to_dict(sharded)
+
+        recipe = settings_from_dict(Recipe, world.on_leader(read))
         config = recipe.data
         part = config.labelled if recipe.pretrain is None else 1.0
         source = open_on_all_ranks(recipe.source, config.columns, config.labels, world, part)
-        target = pick_device(device, world.local_rank)
         loader = make_loader(recipe, source, target, world)
         checksum = shared_fingerprint(source, world)
-        tensors, stored = world.load_on_leader(
-            lambda: load_progress(folder, recipe, source, checksum, terminal)
+        learner, stored, fresh = load_learner(
+            folder, recipe, source, checksum, target, world, terminal
         )
         progress = Progress.from_dict(stored)
-        learner = restore_learner(recipe, tensors, target)
-        fresh = not tensors
-        del tensors  # they map the checkpoint into memory, and Windows cannot delete a mapped file
-        if skip_broken:
+        if skip_broken or shard:
             world.on_leader(lambda: store_recipe(folder, recipe))
         tensorboard = world.on_leader(lambda: can_use_tensorboard(folder, options, terminal))
         options = replace(options, tensorboard=tensorboard)
@@ -142,7 +156,7 @@ def return_finished(
     return run
 
 
-def read_stored(folder: Path, skip_broken: bool) -> Recipe:
+def read_stored(folder: Path, skip_broken: bool, shard: Shard | None = None) -> Recipe:
     """The recipe of a run, after removing what a kill may have left in its folder."""
     files.remove_temporary(folder, RECIPE, LOG, MODEL, METRICS, predictions.FILE)
     files.remove_temporary(folder / REBUILT, "*.png")
@@ -155,6 +169,8 @@ def read_stored(folder: Path, skip_broken: bool) -> Recipe:
         )
     if skip_broken:
         recipe = replace(recipe, data=replace(recipe.data, skip_broken=True))
+    if shard is not None:
+        recipe = replace(recipe, train=replace(recipe.train, shard=shard))
     return recipe
 
 
@@ -168,11 +184,59 @@ def find_missing(complete: Mapping[str, Any], table: Mapping[str, Any]) -> str |
     return None
 
 
+def load_learner(
+    folder: Path,
+    recipe: Recipe,
+    source: Source,
+    checksum: str,
+    device: torch.device,
+    world: World,
+    terminal: Terminal,
+) -> tuple[Learner, dict[str, Any], bool]:
+    """The learner and the progress of the newest checkpoint, and whether there is none yet.
+
+    Unsharded, the leader broadcasts all tensors; sharded, each rank reads its rows.
+    """
+
+    def load(tensors: bool) -> tuple[dict[str, Tensor], tuple[dict[str, Any], str | None]]:
+        found, progress, path = load_progress(
+            folder, recipe, source, checksum, terminal, tensors=tensors
+        )
+        return found, (progress, path)
+
+    if recipe.train.shard != "full" or world.size == 1:
+        tensors, (stored, path) = world.load_on_leader(lambda: load(True))
+        return restore_learner(recipe, tensors, device), stored, path is None
+    stored, path = world.on_leader(lambda: load(False)[1])
+    if path is None:
+        return make_learner(recipe, device, world), stored, True
+    learner = make_learner(replace(recipe, weights=""), device, world)
+
+    def find_rows(name: str, shape: tuple[int, ...]) -> slice:
+        if not learner.holds_rows(name, shape):
+            return slice(None)
+        return rank_rows(shape[0], world.rank, world.size)
+
+    if not Path(path).is_dir():
+        raise UserError(
+            f"rank {world.rank} cannot see {path}: a sharded training needs a run folder on a disk "
+            f"that all machines share; move it there, or set `shard` off"
+        )
+    learner.restore(checkpoint.read_parts(Path(path), find_rows))
+    return learner, stored, False
+
+
 def load_progress(
-    folder: Path, recipe: Recipe, source: Source, checksum: str, terminal: Terminal
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the progress of the newest checkpoint; empty if there is none yet."""
-    saved = checkpoint.load_checkpoint(folder / CHECKPOINTS)
+    folder: Path,
+    recipe: Recipe,
+    source: Source,
+    checksum: str,
+    terminal: Terminal,
+    *,
+    tensors: bool = True,
+) -> tuple[dict[str, Tensor], dict[str, Any], str | None]:
+    """The tensors, progress and path of the newest checkpoint; empty if there is none yet."""
+    saved = checkpoint.load_checkpoint(folder / CHECKPOINTS, tensors=tensors)
     progress = Progress(fingerprint=checksum)
     if saved is not None:
         progress = Progress.from_dict(saved.progress)
@@ -187,7 +251,9 @@ def load_progress(
         progress.best = None
     for warning in filter(None, warnings):
         terminal.print(warning)
-    return {} if saved is None else saved.tensors, progress.to_dict()
+    if saved is None:
+        return {}, progress.to_dict(), None
+    return saved.tensors, progress.to_dict(), str(saved.path.resolve())
 
 
 def has_model(folder: Path) -> bool:

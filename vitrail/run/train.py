@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vitrail import files
 from vitrail.arguments import check_arguments
 from vitrail.data.config import Preprocess
@@ -30,6 +32,7 @@ from vitrail.run.request import AUTO, Options, Request, name_data, read_settings
 from vitrail.run.result import Run
 from vitrail.run.resume import resume_run
 from vitrail.run.semi_supervised import attach_unlabelled
+from vitrail.run.sharding import choose_sharding
 from vitrail.run.storage.folder import (
     check_available,
     claim_folder,
@@ -167,7 +170,7 @@ def start_run(
     if earlier and world.on_leader(lambda: (Path(earlier) / RECIPE).is_file()):
         return resume_run(Path(earlier), request.device, options, world)
     device = pick_device(request.device, world.local_rank)
-    design = share_design(lambda: design_recipe(source, request, device, world.size), world)
+    design = share_design(lambda: design_recipe(source, request, device, world.size), device, world)
     design.reasons.extend(why)
     suffix = "" if request.method is None else PRETRAINED
     folder = Path(world.on_leader(lambda: earlier or str(create_run_folder(out, source, suffix))))
@@ -182,7 +185,7 @@ def start_run(
             recipe = measure_normalisation(design, loader, world)
             recipe = ask_teacher(request.asks_teacher, recipe, loader, terminal, world)
             attach_unlabelled(recipe, loader, world)
-            learner = make_learner(recipe, device)
+            learner = make_learner(recipe, device, world)
             progress.expected = expect_accuracy(recipe, learner, loader, terminal)
             recipe = plan_steps(recipe, loader, learner, request.minutes, started, terminal, world)
             world.on_leader(
@@ -219,12 +222,13 @@ def check_output(out: Path | None, options: Options, launch_id: str) -> None:
     check_available(out, launch_id)
 
 
-def share_design(design: Callable[[], Design], world: World) -> Design:
-    """The leader's design, on every rank."""
+def share_design(design: Callable[[], Design], device: torch.device, world: World) -> Design:
+    """The leader's design with the decision whether to shard, on every rank."""
 
     def to_json() -> tuple[dict[str, Any], list[str], dict[str, Any], list[str]]:
         mine = design()
-        return settings_to_dict(mine.recipe), mine.reasons, mine.settings, mine.measured
+        sharded, why = choose_sharding(mine.recipe, device, world.size)
+        return settings_to_dict(sharded), [*mine.reasons, *why], mine.settings, mine.measured
 
     table, reasons, chosen, measured = world.on_leader(to_json)
     recipe = settings_from_dict(Recipe, table)

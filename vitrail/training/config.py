@@ -1,12 +1,13 @@
 """The hyperparameters of a training, checked on construction."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from vitrail.errors import UserError
 
 Optimizer = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear"]
+Shard = Literal["auto", "off", "full"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 MINIMUM = {  # of each whole number
@@ -63,6 +64,8 @@ class TrainConfig:
     patience: int = 0  # epochs without improvement before early stopping; 0 disables it
     precision: Precision = "auto"  # auto: bfloat16 on GPUs that support it, else float32
     compile: bool = False  # use torch.compile: about a minute to compile, faster steps on a GPU
+    shard: Shard = "auto"  # full: divide weights and optimizer among the processes (FSDP)
+    recompute: bool = False  # activation checkpointing: less memory, a third more compute
     save_every: int = 60  # seconds between checkpoints
     log_every: int = 10  # steps between lines of log.jsonl
     seed: int = 0  # random seed of weights, data order, augmentation and dropout
@@ -93,14 +96,15 @@ class TrainConfig:
             )
 
     def _check_choices(self) -> None:
-        choices = {"optimizer": Optimizer, "schedule": Schedule, "precision": Precision}
+        choices: dict[str, Any] = {"optimizer": Optimizer, "schedule": Schedule}
+        choices |= {"precision": Precision, "shard": Shard}
         for name, literal in choices.items():
             if getattr(self, name) not in get_args(literal):
                 known = ", ".join(get_args(literal))
                 raise UserError(
                     f"train.{name} {getattr(self, name)!r} is unknown; choose one of {known}"
                 )
-        for name in ("class_weights", "compile"):
+        for name in ("class_weights", "compile", "recompute"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"train.{name} is {getattr(self, name)!r}; give true or false")
 

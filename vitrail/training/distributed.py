@@ -132,6 +132,22 @@ class World:
                 dist.broadcast(received[name], 0)
         return received
 
+    def all_gather(self, value: T) -> list[T]:
+        """The values of all ranks, any JSON, in the order of the ranks."""
+        text = json.dumps(value).encode()
+        if self.size == 1:
+            return [json.loads(text)]
+        lengths = self.all_reduce(*(len(text) * (rank == self.rank) for rank in range(self.size)))
+        buffer = torch.zeros(int(max(lengths)), dtype=torch.uint8)
+        buffer[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        parts = [torch.empty_like(buffer) for _ in range(self.size)]
+        with self.report_lost_peers():
+            dist.all_gather(parts, buffer)
+        return [
+            json.loads(part[: int(length)].numpy().tobytes())
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+
     def gather(self, rows: Tensor) -> Tensor | None:
         """On the leader, the rows of all ranks in turn (rank 0, 1, ..., 0, 1, ...); else None."""
         if self.size == 1:
@@ -145,13 +161,13 @@ class World:
         return torch.stack(parts, dim=1).flatten(0, 1)[:total] if parts else None
 
     def wrap_model(self, model: nn.Module, images: Tensor) -> nn.Module:
-        """Wraps the model in DDP, which averages the gradients of all ranks.
+        """Wraps the model in DDP, which averages the gradients of all ranks; a sharded one does so.
 
         One image passes through it before the first step. After its first backward pass DDP
         reorders its gradient buckets, and with three or more ranks the last bits of a sum depend
         on the position in its bucket. With the buckets settled, a resumed run reproduces every bit.
         """
-        if self.size == 1:
+        if self.size == 1 or is_sharded(model):
             return model
         with self.report_lost_peers():
             wrapped = DistributedDataParallel(model.eval())
@@ -211,6 +227,11 @@ class World:
 
 
 SINGLE = World()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP2 divides the parameters among the ranks; without its import of half a second."""
+    return hasattr(model, "reshard")
 
 
 def skip_gradient_sync(model: nn.Module) -> AbstractContextManager[None]:

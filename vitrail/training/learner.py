@@ -1,6 +1,6 @@
 """Everything that training changes, in one object: weights, optimizer, EMA weights, loss scale."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,9 @@ from torch.amp import GradScaler
 
 from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
-from vitrail.training.optim import EmaModel, build_optimizer
+from vitrail.training.distributed import SINGLE, World, is_sharded
+from vitrail.training.optim import EmaModel, Muon, build_optimizer
+from vitrail.training.sharding import MatrixExchange, local_rows
 
 # outputs, targets, label smoothing and class weights in; the loss summed over the images out
 Criterion = Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
@@ -26,15 +28,27 @@ class Learner:
         layer_index: Callable[[str], int] | None = None,
         no_weight_decay: Collection[str] = (),
         matrices: Mapping[str, int] | None = None,
+        twin: nn.Module | None = None,
+        world: World = SINGLE,
     ):
+        """A sharded `model` needs its `world`; and for EMA a `twin`, sharded in the same way."""
         self.model = model
         self.module: nn.Module = model  # what training calls; may be only the upper part of `model`
         self.criterion: Criterion | None = None  # instead of cross-entropy, with `count_correct`
         self.count_correct: CountCorrect | None = None
+        self.sharded = is_sharded(model)
+        # what the optimizer updates: the parameters, or this rank's rows of them in the same memory
+        self.leaves = {name: local_rows(p) for name, p in model.named_parameters()}
+        self.gradient_masks: dict[str, Tensor] = {}  # of a sharded model, which has no hooks
         self.device = next(model.parameters()).device
         self.dtype = compute_dtype(config.precision, self.device)
-        self.optimizer = build_optimizer(model, config, layer_index, no_weight_decay, matrices)
-        self.ema = EmaModel(model, config.ema) if config.ema else None
+        self.optimizer = build_optimizer(
+            model, config, layer_index, no_weight_decay, matrices, self.leaves
+        )
+        if self.sharded and isinstance(self.optimizer, Muon):
+            rows = {self.leaves[name]: len(p) for name, p in model.named_parameters()}
+            self.optimizer.exchange = MatrixExchange(world, rows)
+        self.ema = EmaModel(model, config.ema, twin) if config.ema else None
         self.scaler = GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
     @property
@@ -46,20 +60,46 @@ class Learner:
         enabled = self.dtype != torch.float32
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
 
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+        if self.sharded:
+            self.model.zero_grad()
+
+    def collect_gradients(self) -> None:
+        """Hands the gradients of a sharded model to the tensors that the optimizer updates."""
+        if not self.sharded:
+            return
+        for name, parameter in self.model.named_parameters():
+            leaf = self.leaves[name]
+            leaf.grad = None if parameter.grad is None else local_rows(parameter.grad)
+            if leaf.grad is not None and name in self.gradient_masks:
+                leaf.grad.mul_(self.gradient_masks[name])
+
+    def is_finite(self) -> bool:
+        """Whether all weights are; of a sharded model, those of this rank."""
+        return all(bool(leaf.isfinite().all()) for leaf in self.leaves.values())
+
+    def holds_rows(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether a rank holds only its rows of this one of the whole `tensors`."""
+        return self.sharded and len(shape) > 0 and name.split("/")[-1] in self.leaves
+
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name; not copies, so they change with the next step."""
+        """All tensors by name; not copies, so they change with the next step.
+
+        Of a sharded model, this rank's rows of each parameter, its moments and its average.
+        """
         models = {"model": self.model}
         if self.ema is not None:
             models["average"] = self.ema.model
         tensors = {
-            f"{kind}/{name}": tensor.detach()
+            f"{kind}/{name}": local_rows(tensor.detach())
             for kind, model in models.items()
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]
         }
         for name, scale in self.scaler.state_dict().items():  # empty unless in use
             tensors[f"scaler/{name}"] = torch.tensor(scale)
-        for name, parameter in self.model.named_parameters():
-            for moment, tensor in self.optimizer.state.get(parameter, {}).items():
+        for name, leaf in self.leaves.items():
+            for moment, tensor in self.optimizer.state.get(leaf, {}).items():
                 tensors[f"optimizer/{moment}/{name}"] = tensor
         return tensors
 
@@ -81,7 +121,8 @@ class Learner:
         self._restore_moments(with_prefix("optimizer/", tensors))
 
     def _restore_moments(self, tensors: Mapping[str, Tensor]) -> None:
-        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        parameters = dict(self.model.named_parameters())
+        trained = {name: p for name, p in self.leaves.items() if parameters[name].requires_grad}
         self.optimizer.state.clear()
         for path, tensor in tensors.items():
             moment, _, name = path.partition("/")

@@ -100,8 +100,8 @@ def train_steps(
         predict = forward if kept == patches else partial(drop_patches, forward, patches, kept)
 
         model.train()
-        optimizer.zero_grad()
-        divisor = count / world.size  # DDP averages the gradients of all ranks
+        learner.zero_grad()
+        divisor = count / world.size  # DDP and FSDP average the gradients of all ranks
         with report_out_of_memory(len(images), config.accumulate), world.report_lost_peers():
             parts = split_batch(learner, images, targets, config.accumulate)
             sums = accumulate_gradients(
@@ -180,19 +180,22 @@ def accumulate_gradients(
 
 def reduce_gradients(learner: Learner, loss: Tensor, correct: Tensor, world: World) -> Totals:
     """Unscales the gradients, and sums loss and correct images over all ranks."""
+    learner.collect_gradients()
     learner.scaler.unscale_(learner.optimizer)
-    norm = get_total_norm([p.grad for p in learner.model.parameters() if p.grad is not None])
+    norm = get_total_norm([p.grad for p in learner.leaves.values() if p.grad is not None])
     numbers = torch.stack([loss.float(), norm.float(), correct.float()]).tolist()  # one transfer
-    mean, total = world.all_reduce(numbers[0] / world.size, numbers[2])
-    return Totals(loss=mean, norm=numbers[1], correct=int(total), norm_tensor=norm)
+    sums = world.all_reduce(numbers[0] / world.size, numbers[2], numbers[1] ** 2)
+    if learner.sharded:  # each rank has the norm of its rows
+        norm = norm.new_tensor(math.sqrt(sums[2]))
+        numbers[1] = norm.item()
+    return Totals(loss=sums[0], norm=numbers[1], correct=int(sums[1]), norm_tensor=norm)
 
 
 def apply_gradients(learner: Learner, config: TrainConfig, step: int, totals: Totals) -> None:
     """Clips the gradients and updates the weights; skips the update if float16 overflowed."""
     if not totals.overflow:
         if config.clip and totals.norm > config.clip:
-            parameters = list(learner.model.parameters())
-            clip_grads_with_norm_(parameters, config.clip, totals.norm_tensor)
+            clip_grads_with_norm_(list(learner.leaves.values()), config.clip, totals.norm_tensor)
         learner.optimizer.step()
         if learner.ema is not None:
             learner.ema.update(step)
@@ -262,7 +265,7 @@ def likely_cause(learner: Learner, bad_images: bool, lr: float) -> str:
     """Why a loss or gradient is not finite, and what to do."""
     if bad_images:
         return "its images contain NaN or infinity; repair the data"
-    if not all(p.isfinite().all() for p in learner.model.parameters()):
+    if not learner.is_finite():
         return "the weights already contained NaN or infinity; start from other weights"
     if learner.dtype == torch.float16:
         return "float16 overflowed; set train.precision to bfloat16 or float32"

@@ -4,7 +4,7 @@ import copy
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
 from vitrail.training.schedule import ema_decay
+from vitrail.training.sharding import MatrixExchange, local_rows
 
 MOMENTUM = 0.95  # of Muon (Jordan et al., 2024)
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of one iteration (Jordan et al., 2024)
@@ -28,6 +29,7 @@ def build_optimizer(
     layer_index: Callable[[str], int] | None = None,
     no_weight_decay: Collection[str] = (),
     matrices: Mapping[str, int] | None = None,
+    leaves: Mapping[str, Tensor] | None = None,
 ) -> torch.optim.AdamW:
     """The optimizer of `config` over all parameters that require gradients.
 
@@ -35,10 +37,12 @@ def build_optimizer(
     the full learning rate. `no_weight_decay` names parameters that are not decayed, such as tokens
     and position embeddings; vectors never are. `matrices` names the parameters that Muon updates,
     each with the number of matrices stacked in it: 3 for a fused qkv. Convolution kernels count as
-    matrices with one row per output channel.
+    matrices with one row per output channel. `leaves` are the tensors to update, by default the
+    parameters themselves.
     """
     matrices = dict(matrices or {}) if config.optimizer == "muon" else {}
-    groups = group_parameters(model, config, layer_index, no_weight_decay, matrices)
+    leaves = leaves or dict(model.named_parameters())
+    groups = group_parameters(model, config, layer_index, no_weight_decay, matrices, leaves)
     optimizer = Muon if config.optimizer == "muon" else AdamW
     return optimizer(groups, lr=config.lr, fused=True)
 
@@ -49,6 +53,7 @@ def group_parameters(
     layer_index: Callable[[str], int] | None,
     no_weight_decay: Collection[str],
     matrices: Mapping[str, int],
+    leaves: Mapping[str, Tensor],
 ) -> list[dict[str, Any]]:
     """Parameter groups; `scale` is a group's factor on the learning rate."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -66,7 +71,7 @@ def group_parameters(
         scale = config.layer_decay ** (top - layers[name])
         decayed = parameter.ndim > 1 and name not in no_weight_decay
         decay = config.weight_decay if decayed else 0.0
-        groups[scale, decay, matrices.get(name, 0)].append(parameter)
+        groups[scale, decay, matrices.get(name, 0)].append(leaves[name])
     return [
         {"params": parameters, "scale": scale, "weight_decay": decay, "matrices": count}
         for (scale, decay, count), parameters in groups.items()
@@ -101,6 +106,8 @@ class Muon(AdamW):
     are updated at the same rate.
     """
 
+    exchange: MatrixExchange | None = None  # of a sharded model, whose ranks hold rows of matrices
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
@@ -109,23 +116,26 @@ class Muon(AdamW):
         super().step()
 
     def update_matrices(self, group: dict[str, Any]) -> None:
-        """One Muon step of a group; matrices of one shape share a batched Newton-Schulz."""
-        shapes = defaultdict(list)
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            update = self.nesterov_momentum(parameter, parameter.grad)
+        """One Muon step of a group."""
+        parameters = [p for p in group["params"] if p.grad is not None]
+        updates = [self.nesterov_momentum(p, p.grad) for p in parameters]
+        for parameter in parameters:
             parameter.grad = None  # AdamW's step, which follows, skips parameters without one
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            for matrix, part in zip(
-                *(split_matrices(tensor, group["matrices"]) for tensor in (parameter, update)),
-                strict=True,
-            ):
-                shapes[matrix.shape].append((matrix, part))
-        for shape, pairs in shapes.items():
-            matrices, updates = zip(*pairs, strict=True)
-            for matrix, update in zip(matrices, orthogonalize(torch.stack(updates)), strict=True):
-                matrix.add_(update, alpha=-group["lr"] * update_scale(shape))
+        count, lr = group["matrices"], group["lr"]
+        if self.exchange is None:
+            for parameter, parts in zip(parameters, orthogonalize_all(updates, count), strict=True):
+                for matrix, part in zip(split_matrices(parameter, count), parts, strict=True):
+                    matrix.add_(part, alpha=-lr * update_scale(part.shape))
+            return
+        whole = self.exchange(
+            parameters,
+            updates,
+            lambda owned: [torch.cat(parts) for parts in orthogonalize_all(owned, count)],
+        )
+        for parameter, rows in zip(parameters, whole, strict=True):
+            shape = torch.Size((self.exchange.total_rows[parameter] // count, rows.shape[1]))
+            parameter.flatten(1).add_(rows, alpha=-lr * update_scale(shape))
 
     def nesterov_momentum(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         """The moving average of the gradient, with Nesterov's look-ahead."""
@@ -134,6 +144,20 @@ class Muon(AdamW):
             state["momentum"] = torch.zeros_like(parameter)
         momentum: Tensor = state["momentum"].lerp_(gradient, 1 - MOMENTUM)
         return gradient.lerp(momentum, MOMENTUM)
+
+
+def orthogonalize_all(updates: Sequence[Tensor], count: int) -> list[list[Tensor]]:
+    """The `count` matrices of each update; those of one shape share a batched Newton-Schulz."""
+    shapes = defaultdict(list)
+    for number, update in enumerate(updates):
+        for matrix in split_matrices(update, count):
+            shapes[matrix.shape].append((number, matrix))
+    found: list[list[Tensor]] = [[] for _ in updates]
+    for pairs in shapes.values():
+        numbers, matrices = zip(*pairs, strict=True)
+        for number, matrix in zip(numbers, orthogonalize(torch.stack(matrices)), strict=True):
+            found[number].append(matrix)
+    return found
 
 
 def split_matrices(x: Tensor, count: int) -> tuple[Tensor, ...]:
@@ -172,8 +196,9 @@ class EmaModel:
     Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017.
     """
 
-    def __init__(self, model: nn.Module, decay: float):
-        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+    def __init__(self, model: nn.Module, decay: float, twin: nn.Module | None = None):
+        """`twin` is a sharded model with the same weights, as those cannot be copied."""
+        self.model = (twin or copy.deepcopy(model)).requires_grad_(False).eval()
         self.decay = decay
         pairs = list(zip(list_tensors(self.model), list_tensors(model), strict=True))
         self.averaged = [pair for pair in pairs if pair[0].is_floating_point()]
@@ -189,4 +214,4 @@ class EmaModel:
 
 def list_tensors(model: nn.Module) -> list[Tensor]:
     """Parameters and buffers: averaged weights need the averaged statistics of batch norms."""
-    return [*model.parameters(), *model.buffers()]
+    return [local_rows(tensor) for tensor in (*model.parameters(), *model.buffers())]

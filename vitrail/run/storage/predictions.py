@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from vitrail.evaluation import metrics
 from vitrail.evaluation.loop import compute_logits
 from vitrail.evaluation.multi_label import predict_labels
 from vitrail.training.checkpoint import describe_machine
-from vitrail.training.distributed import World
+from vitrail.training.distributed import World, is_sharded
+from vitrail.training.sharding import ShardedForward
 
 FILE = "predictions.safetensors"
 FORMAT = 1  # of the file; other numbers are refused
@@ -137,8 +140,11 @@ def predict_split_distributed(
 
     `columns` is the number of the model's outputs, if it is not the number of classes.
     """
+    if is_sharded(model):
+        model = ShardedForward(model)
     if world.size == 1 or len(loader.rank_items(split)):
-        own = predict_split(model, loader, split, dtype)
+        with world.report_lost_peers():
+            own = predict_split(model, loader, split, dtype)
     else:
         classes = len(loader.source.classes)
         own = SplitOutputs(
@@ -148,12 +154,30 @@ def predict_split_distributed(
             else torch.zeros(0, dtype=torch.int64),
             items=np.zeros(0, np.int64),
         )
+    if isinstance(model, ShardedForward):
+        keep_in_step(model, loader, split, dtype, world)
     outputs = world.gather(own.logits)
     labels = world.gather(own.labels)
     items = world.gather(torch.from_numpy(own.items))
     if outputs is None or labels is None or items is None:
         return None
     return SplitOutputs(logits=outputs, labels=labels, items=items.numpy())
+
+
+def keep_in_step(
+    model: nn.Module, loader: Loader, split: Split, dtype: torch.dtype, world: World
+) -> None:
+    """Blank images instead of the batches that other ranks have more: all ranks gather weights."""
+    size = max(1, loader.batch // world.size)
+    total = len(loader.as_single_process().rank_items(split))
+    most, own = (
+        math.ceil(n / size) for n in (math.ceil(total / world.size), len(loader.rank_items(split)))
+    )
+    shape = (1, loader.preprocess.channels, loader.preprocess.height, loader.preprocess.width)
+    blank = torch.zeros(shape, device=loader.device), torch.zeros(1)
+    if most > own:
+        with world.report_lost_peers():
+            compute_logits(model, repeat(blank, most - own), dtype)
 
 
 def describe_predictions(
