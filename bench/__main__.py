@@ -31,6 +31,8 @@ Name = Literal[
     "start",
     "memory",
     "serve",
+    "batch",
+    "plan",
     "accuracy",
     "finetune",
 ]
@@ -45,9 +47,11 @@ MINUTES: dict[Name, float] = {  # rough durations, for the progress bar
     "start": 4,
     "engines": 6,
     "serve": 3.5,
+    "batch": 4,
+    "plan": 4,
 }
 # `make bench` stays under twenty minutes without these
-ONLY_ON_REQUEST = ("load", "start", "engines", "serve")
+ONLY_ON_REQUEST = ("load", "start", "engines", "serve", "batch", "plan")
 DEFAULT = tuple(name for name in MINUTES if name not in ONLY_ON_REQUEST)
 LIBRARIES = ("timm", "transformers", "vit_pytorch", "torchvision")
 REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
@@ -60,6 +64,8 @@ REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
     "start-up": (*LIBRARIES, "onnx", "onnxscript", "onnxruntime"),
     "start": (),
     "serve": ("litserve", "bentoml", "uvicorn", "httptools"),
+    "batch": ("ray", "pyarrow"),
+    "plan": (),
     "memory": LIBRARIES,
     "accuracy": LIBRARIES,
     "finetune": ("timm", "torchvision"),

@@ -121,11 +121,11 @@ class RemoteFolder(PartFolder):
         return self.url
 
 
-def open_folder(out: str | Path) -> PartFolder:
+def open_part_folder(out: str | Path) -> PartFolder:
     """The folder or store at a path or URL; nothing is created yet."""
     text = str(out)
     if text.startswith(LOCAL):
-        return LocalFolder(Path(text.removeprefix(LOCAL)))
+        return LocalFolder(Path(text.removeprefix(LOCAL)).absolute())
     if "://" in text:
         return RemoteFolder(text.rstrip("/"))
-    return LocalFolder(files.expand_user(out))
+    return LocalFolder(files.expand_user(out).absolute())

@@ -1,13 +1,14 @@
 """Predictions and features of whole data sets: computes the parts of a job that are missing."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from vitrail import files
 from vitrail.arguments import check_arguments
-from vitrail.batch.folder import PartFolder, open_folder
+from vitrail.batch.folder import PartFolder, open_part_folder
 from vitrail.batch.manifest import (
     NAME,
     PART,
@@ -39,8 +40,8 @@ FeatureType = Literal["float32", "float16"]
 class BatchOutput:
     """What a job wrote; its fields are the keys of `--json`.
 
-    >>> vitrail.features("runs/digits-1", "digits", out="features").images
-    1797
+    >>> vitrail.features("runs/digits-1", "photos", out="features").images
+    24
     """
 
     out: str
@@ -54,7 +55,7 @@ class BatchOutput:
     def to_dict(self) -> dict[str, Any]:
         """The document that `--json` prints.
 
-        >>> vitrail.features("runs/digits-1", "digits", out="features").to_dict()["errors"]
+        >>> vitrail.features("runs/digits-1", "photos", out="features").to_dict()["errors"]
         0
         """
         return asdict(self)
@@ -110,12 +111,18 @@ def batch_predict(
             not say
         vit: settings that the file does not contain, or to adapt the model to
 
-    >>> vitrail.batch_predict("runs/digits-1", "digits", out="predictions")
-    predictions: predictions of 1,797 images in 8 parts
+    >>> vitrail.batch_predict("runs/digits-1", "photos", out="answers", part=10)
+    answers: predictions of 24 images in 3 parts
     """
     if top < 1:
         raise UserError(f"`top` is {top}; give a whole number of at least 1")
-    options = {"top": top, "raw": raw, "views": views, "coverage": coverage, "abstain": abstain}
+    options: dict[str, Any] = {
+        "top": top,
+        "raw": raw,
+        "views": views,
+        "coverage": coverage,
+        "abstain": abstain,
+    }
     options |= {"engine": engine, "preprocess": preprocess, "vit": dict(vit or {})}
     return run_job("predictions", model, data, out, on, part, device, options)
 
@@ -153,8 +160,8 @@ def features(
             not say
         vit: settings that the file does not contain, or to adapt the model to
 
-    >>> vitrail.features("runs/digits-1", "digits", out="features")
-    features: features of 1,797 images in 8 parts, 8 of which existed
+    >>> vitrail.features("runs/digits-1", "photos", out="features", part=10)
+    features: features of 24 images in 3 parts
     """
     if dtype not in get_args(FeatureType):
         raise UserError(f"`dtype` is {dtype!r}; choose float32 or float16")
@@ -181,13 +188,11 @@ def run_job(
         raise UserError(f"`on` is {on!r}; choose local or ray")
     if part is not None and part < 1:
         raise UserError(f"`part` is {part}; give a whole number of at least 1")
-    folder = open_folder(out)
-    source = data
-    if isinstance(data, str | Path):
-        source = open_data(data, labels="none", split=False)
+    folder, model = open_part_folder(out), resolve_model(model)
+    source, place = open_unlabelled(data)
     sha256 = hash_files(collect_weight_files(model))
-    maker = load_model_rows(kind, str(model), options, device)
-    wanted = describe_job(kind, model, sha256, data, source, maker, options, part)
+    maker = load_model_rows(kind, model, options, device)
+    wanted = describe_job(kind, model, sha256, place, source, maker, options, part)
     manifest = claim_folder(folder, wanted, given=part is not None)
     finished = finished_parts(folder)
     missing = [number for number in range(manifest.parts) if number not in finished]
@@ -210,24 +215,37 @@ def run_job(
     )
 
 
+def resolve_model(model: str | Path) -> str:
+    """The absolute path of a model, or its name."""
+    path = files.expand_user(model)
+    return str(path.resolve() if path.exists() else model)
+
+
+def open_unlabelled(data: "str | Path | Source") -> tuple[Source, str]:
+    """All images of a data set, whatever their labels and splits; and where they are."""
+    if isinstance(data, str | Path):
+        place = resolve_data(data)  # an absolute path, as workers have other working directories
+        return open_data(place, labels="none", split=False), place
+    return data, str(data.path or "")
+
+
 def describe_job(
     kind: Kind,
-    model: str | Path,
+    model: str,
     sha256: str,
-    data: "str | Path | Source",
+    place: str,
     source: Source,
     maker: RowMaker,
     options: dict[str, Any],
     part: int | None,
 ) -> Manifest:
-    given = isinstance(data, str | Path)
     return Manifest(
         kind=kind,
-        model=str(model),
+        model=model,
         sha256=sha256,
         options=options,
         preprocess=maker.preprocess.to_dict(),
-        data=resolve_data(data) if given else str(source.path or ""),
+        data=place,
         fingerprint=fingerprint(source),
         images=len(source),
         part=part or choose_part(len(source)),
@@ -242,8 +260,9 @@ def claim_folder(folder: PartFolder, wanted: Manifest, *, given: bool) -> Manife
     names = folder.list_names()
     if NAME in names:
         stored = read_manifest(folder)
-        check_same_job(folder, stored, wanted if given else replace(wanted, part=stored.part))
-        return stored
+        wanted = wanted if given else replace(wanted, part=stored.part)
+        check_same_job(folder, stored, wanted)
+        return replace(wanted, errors=stored.errors)
     if found := [name for name in names if PART.fullmatch(name) or not name.startswith(".")]:
         raise UserError(f"{folder} has other files, such as {min(found)}; choose another `out`")
     folder.write(NAME, wanted.to_json())
@@ -264,7 +283,10 @@ def compute_parts(
         return 0
     images = sum(len(manifest.rows(number)) for number in numbers)
     with progress_bar(f"computing {manifest.kind}", images) as advance:
-        report: Callable[[int], None] = lambda number: advance(len(manifest.rows(number)))  # noqa: E731
+
+        def report(number: int) -> None:
+            advance(len(manifest.rows(number)))
+
         if on == "ray":
             from vitrail.batch.ray_engine import write_on_ray
 

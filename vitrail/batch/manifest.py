@@ -25,7 +25,7 @@ class Manifest:
     """Everything that the content of the parts depends on."""
 
     kind: Kind
-    model: str  # as given
+    model: str  # absolute path, or name
     sha256: str  # of its weights
     options: dict[str, Any]  # how the model is loaded, and what is written about each image
     preprocess: dict[str, Any]  # how images become the input of the model

@@ -43,13 +43,13 @@ class PartTask:
 
         torch.set_num_threads(self.threads)
         manifest = self.manifest
-        node = ray.util.get_node_ip_address()
+        node = ray.get_runtime_context().get_node_id()[:8]
         try:
             if hash_files(collect_weight_files(manifest.model)) != manifest.sha256:
                 raise UserError("another sha256 than on the machine that started the job")
             maker = load_rows(manifest, self.device)
         except UserError as error:
-            raise UserError(f"{manifest.model} on {node}: {error}") from error
+            raise UserError(f"{manifest.model} on node {node}: {error}") from error
         return PartWriter(manifest, self.folder, ray.get(self.source), maker, self.threads)
 
 
@@ -116,7 +116,7 @@ def connect_to_ray() -> Iterator[Any]:
             local = {"include_dashboard": False} if address == "local" else {}
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", **local)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UserError(f"cannot connect to Ray at {address}: {first_line(error)}") from error
+        raise UserError(f"cannot connect to Ray at {address}: {shorten_error(error)}") from error
     try:
         yield ray
     except ray.exceptions.RayError as error:
@@ -131,9 +131,9 @@ def describe_ray_error(error: BaseException) -> str:
     cause: Any = error
     while cause is not None and not isinstance(cause, UserError):
         cause = getattr(cause, "cause", None) or cause.__cause__
-    return first_line(cause) if cause is not None else f"Ray failed: {first_line(error)}"
+    return shorten_error(cause) if cause is not None else f"Ray failed: {shorten_error(error)}"
 
 
-def first_line(error: BaseException) -> str:
+def shorten_error(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

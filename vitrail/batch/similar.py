@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from vitrail import files
 from vitrail.arguments import check_arguments
-from vitrail.batch.folder import PartFolder, open_folder
+from vitrail.batch.folder import PartFolder, open_part_folder
+from vitrail.batch.job import open_unlabelled
 from vitrail.batch.manifest import Manifest, finished_parts, part_name, read_manifest
 from vitrail.batch.parts import open_part
 from vitrail.data.config import Preprocess
-from vitrail.data.open import open_data
 from vitrail.data.source import Source, fingerprint
 from vitrail.data.sources.parquet import import_parquet
 from vitrail.display.progress import progress_bar
@@ -50,7 +50,7 @@ class Neighbour:
 class Similar:
     """The nearest neighbours of one image, nearest first; `save` draws them.
 
-    >>> found = vitrail.similar("features", "digit.png", top=3)[0]
+    >>> found = vitrail.similar("stored", "digit.png", top=3)[0]
     >>> len(found.neighbours), found.neighbours[0].similarity <= 1
     (3, True)
     """
@@ -61,7 +61,7 @@ class Similar:
     def to_dict(self) -> dict[str, Any]:
         """What `vitrail similar --json` prints for an image.
 
-        >>> list(vitrail.similar("features", "digit.png", top=3)[0].to_dict())
+        >>> list(vitrail.similar("stored", "digit.png", top=3)[0].to_dict())
         ['path', 'neighbours']
         """
         return {"path": self.path, "neighbours": [asdict(one) for one in self.neighbours]}
@@ -96,14 +96,14 @@ def similar(
         sheet: PNG file to write: each image, followed by its neighbours
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" picks a GPU if there is one
 
-    >>> vitrail.similar("features", "digit.png", top=3)
+    >>> vitrail.similar("stored", "digit.png", top=3)
     [Similar to digit.png:
       ...]
     """
     import_parquet()
     if top < 1:
         raise UserError(f"`top` is {top}; give a whole number of at least 1")
-    folder = open_folder(features)
+    folder = open_part_folder(features)
     manifest = read_manifest(folder)
     if manifest.kind != "features":
         raise UserError(
@@ -169,7 +169,7 @@ def search_parts(
     best = torch.empty(len(x), 0), torch.empty(len(x), 0, dtype=torch.int64)
     with progress_bar("searching", manifest.images) as advance, torch.inference_mode():
         for number in numbers:
-            for items, rows in read_features(folder, manifest, number):
+            for items, rows in iterate_features(folder, manifest, number):
                 similarities = x @ normalise_rows(torch.from_numpy(rows)).T
                 best = keep_best(best, similarities, torch.from_numpy(items), top)
             advance(len(manifest.rows(number)))
@@ -192,10 +192,11 @@ def keep_best(
 
 
 def normalise_rows(x: "Tensor") -> "Tensor":
-    return x / x.norm(dim=1, keepdim=True).clamp(min=TINY_NORM)
+    norms: Tensor = x.norm(dim=1, keepdim=True).clamp(min=TINY_NORM)
+    return x / norms
 
 
-def read_features(
+def iterate_features(
     folder: PartFolder, manifest: Manifest, number: int
 ) -> Iterable[tuple[NDArray[np.int64], Float32]]:
     """Items and features of a part, without the images that have none."""
@@ -246,9 +247,7 @@ def open_same_data(manifest: Manifest, data: "str | Path | Source | None") -> So
     """The data set whose features are stored."""
     if data is None and not manifest.data:
         raise UserError("the features are those of images in memory; give them as `data`")
-    source = data or manifest.data
-    if isinstance(source, str | Path):
-        source = open_data(source, labels="none", split=False)
+    source, _ = open_unlabelled(manifest.data if data is None else data)
     if fingerprint(source) != manifest.fingerprint:
         raise UserError(
             f"{source.name} is not the data set of the features, or it changed; give the right one "
