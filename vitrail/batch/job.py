@@ -189,11 +189,11 @@ def run_job(
     if part is not None and part < 1:
         raise UserError(f"`part` is {part}; give a whole number of at least 1")
     folder, model = open_part_folder(out), resolve_model(model)
-    source, place = open_unlabelled(data)
+    source, place = open_any_images(data)
     sha256 = hash_files(collect_weight_files(model))
     maker = load_model_rows(kind, model, options, device)
     wanted = describe_job(kind, model, sha256, place, source, maker, options, part)
-    manifest = claim_folder(folder, wanted, given=part is not None)
+    manifest = claim_job(folder, wanted, given=part is not None)
     finished = finished_parts(folder)
     missing = [number for number in range(manifest.parts) if number not in finished]
     errors = compute_parts(manifest, folder, source, maker, missing, on, device)
@@ -221,7 +221,7 @@ def resolve_model(model: str | Path) -> str:
     return str(path.resolve() if path.exists() else model)
 
 
-def open_unlabelled(data: "str | Path | Source") -> tuple[Source, str]:
+def open_any_images(data: "str | Path | Source") -> tuple[Source, str]:
     """All images of a data set, whatever their labels and splits; and where they are."""
     if isinstance(data, str | Path):
         place = resolve_data(data)  # an absolute path, as workers have other working directories
@@ -255,7 +255,7 @@ def describe_job(
     )
 
 
-def claim_folder(folder: PartFolder, wanted: Manifest, *, given: bool) -> Manifest:
+def claim_job(folder: PartFolder, wanted: Manifest, *, given: bool) -> Manifest:
     """Stores the manifest of a new job, or checks that a stored one is the same job."""
     names = folder.list_names()
     if NAME in names:

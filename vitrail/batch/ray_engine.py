@@ -6,8 +6,9 @@ Ray Data restarts an actor that dies, and gives its part to another one.
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from vitrail.batch.folder import PartFolder
@@ -118,7 +119,8 @@ def connect_to_ray() -> Iterator[Any]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(f"cannot connect to Ray at {address}: {shorten_error(error)}") from error
     try:
-        yield ray
+        with redirect_stdout(sys.stderr):  # where Ray reports workers that died
+            yield ray
     except ray.exceptions.RayError as error:
         raise UserError(describe_ray_error(error)) from error
     finally:

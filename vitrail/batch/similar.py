@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vitrail import files
 from vitrail.arguments import check_arguments
 from vitrail.batch.folder import PartFolder, open_part_folder
-from vitrail.batch.job import open_unlabelled
+from vitrail.batch.job import open_any_images
 from vitrail.batch.manifest import Manifest, finished_parts, part_name, read_manifest
 from vitrail.batch.parts import open_part
 from vitrail.data.config import Preprocess
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from vitrail.batch.rows import FeatureRows
 
 ROWS_AT_ONCE = 16_384  # features in memory: 50 MB of 768 in float32
-TINY_NORM = 1e-30  # instead of 0: an image without features is similar to none
 MAX_LABEL = 24  # characters of an id below its picture
 
 log = logging.getLogger(__name__)
@@ -159,18 +158,19 @@ def search_parts(
 ) -> "tuple[Tensor, Tensor]":
     """Similarity and item of the nearest neighbours of each query, nearest first."""
     import torch
+    from torch.nn import functional as F
 
     numbers = sorted(finished_parts(folder))
     if len(numbers) < manifest.parts:
         log.warning(
             f"{folder} has {len(numbers)} of {manifest.parts} parts; only these are searched"
         )
-    x = normalise_rows(torch.from_numpy(queries))
+    x = F.normalize(torch.from_numpy(queries), dim=1)
     best = torch.empty(len(x), 0), torch.empty(len(x), 0, dtype=torch.int64)
     with progress_bar("searching", manifest.images) as advance, torch.inference_mode():
         for number in numbers:
             for items, rows in iterate_features(folder, manifest, number):
-                similarities = x @ normalise_rows(torch.from_numpy(rows)).T
+                similarities = x @ F.normalize(torch.from_numpy(rows), dim=1).T
                 best = keep_best(best, similarities, torch.from_numpy(items), top)
             advance(len(manifest.rows(number)))
     return best
@@ -189,11 +189,6 @@ def keep_best(
     values, index = values.gather(1, by_item), index.gather(1, by_item)
     order = values.argsort(dim=1, descending=True, stable=True)[:, :top]
     return values.gather(1, order), index.gather(1, order)
-
-
-def normalise_rows(x: "Tensor") -> "Tensor":
-    norms: Tensor = x.norm(dim=1, keepdim=True).clamp(min=TINY_NORM)
-    return x / norms
 
 
 def iterate_features(
@@ -247,7 +242,7 @@ def open_same_data(manifest: Manifest, data: "str | Path | Source | None") -> So
     """The data set whose features are stored."""
     if data is None and not manifest.data:
         raise UserError("the features are those of images in memory; give them as `data`")
-    source, _ = open_unlabelled(manifest.data if data is None else data)
+    source, _ = open_any_images(manifest.data if data is None else data)
     if fingerprint(source) != manifest.fingerprint:
         raise UserError(
             f"{source.name} is not the data set of the features, or it changed; give the right one "
