@@ -20,8 +20,8 @@ import vitrail
 from bench.measure import Budget, Case, OnProgress, Times, measure
 from bench.process import ROOT
 
-MODEL, BATCH, STEPS = "Mini/4", 64, 40
-LOGGED, WARM_UP = 4, 2  # steps between two lines of the log, and lines that are not counted
+MODEL, BATCH, STEPS = "Mini/4", 64, 24
+LOGGED, WARM_UP = 2, 2  # steps between two lines of the log, and lines that are not counted
 IMAGES, CLASSES = 640, 4
 ROUNDS = 1  # per repeat
 SETTINGS = {

@@ -54,7 +54,7 @@ def test_the_manifest_says_what_was_computed(model, photos, tmp_path):
     assert manifest["sha256"] and manifest["fingerprint"] and manifest["preprocess"]["size"] == 16
     assert manifest["part"] == 5 and manifest["images"] == IMAGES and manifest["errors"] == 1
     assert str(read(tmp_path / "out").schema.field("features").type) == (
-        "fixed_size_list<element: halffloat>[16]"
+        "fixed_size_list<element: halffloat not null>[16]"
     )
 
 

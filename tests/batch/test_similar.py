@@ -36,10 +36,12 @@ def test_more_neighbours_than_images_gives_all_that_have_features(stored, photos
 
 
 def test_of_equal_images_the_earlier_is_nearer():
-    best = torch.tensor([[0.5]]), torch.tensor([[9]])
-    more, items = torch.tensor([[0.5, 0.7, 0.5]]), torch.tensor([3, 4, 5])
-    values, index = keep_best(best, more, items, top=3)
-    assert index.tolist() == [[4, 3, 5]] and values.tolist()[0] == pytest.approx([0.7, 0.5, 0.5])
+    best = torch.tensor([[0.7, 0.5]]), torch.tensor([[1, 2]])
+    more, items = torch.tensor([[0.5, 0.7, 0.6]]), torch.tensor([3, 4, 5])
+    values, index = keep_best(best, more, items, top=2)
+    assert index.tolist() == [[1, 4]] and values[0].tolist() == pytest.approx([0.7, 0.7])
+    worse = torch.tensor([[0.7, 0.6, 0.1]])
+    assert keep_best((values, index), worse, items + 3, top=2)[1].tolist() == [[1, 4]]
 
 
 def test_a_sheet_shows_the_image_and_its_neighbours(stored, photos, tmp_path):

@@ -112,20 +112,21 @@ def connect_to_ray() -> Iterator[Any]:
     logging.getLogger("ray.data").setLevel("ERROR")
     address = os.environ.get("RAY_ADDRESS") or "local"
     own = not ray.is_initialized()
-    try:
-        if own:
-            local = {"include_dashboard": False} if address == "local" else {}
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **local)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UserError(f"cannot connect to Ray at {address}: {shorten_error(error)}") from error
-    try:
-        with redirect_stdout(sys.stderr):  # where Ray reports workers that died
+    with redirect_stdout(sys.stderr):  # where Ray reports workers that died, even while it ends
+        try:
+            if own:
+                local = {"include_dashboard": False} if address == "local" else {}
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR", **local)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = shorten_error(error)
+            raise UserError(f"cannot connect to Ray at {address}: {reason}") from error
+        try:
             yield ray
-    except ray.exceptions.RayError as error:
-        raise UserError(describe_ray_error(error)) from error
-    finally:
-        if own:
-            ray.shutdown()
+        except ray.exceptions.RayError as error:
+            raise UserError(describe_ray_error(error)) from error
+        finally:
+            if own:
+                ray.shutdown()
 
 
 def describe_ray_error(error: BaseException) -> str:
