@@ -1,6 +1,7 @@
 """The forecast of `vitrail plan` against trainings on this machine, by one and by two processes.
 
-Both train the same recipe on 32-pixel images. Memory is what a process needs beyond its imports.
+Both train the same recipe on 32-pixel images. Memory is what a process needs beyond the smallest
+training, of Pico/4 with an image per process: Python, torch and the data are not in the forecast.
 """
 
 import json
@@ -21,26 +22,25 @@ from bench.measure import Budget, Case, OnProgress, Times, measure
 from bench.process import ROOT
 
 MODEL, BATCH, STEPS = "Mini/4", 64, 24
+SMALLEST, FEW_STEPS = "Pico/4", 4
 LOGGED, WARM_UP = 2, 2  # steps between two lines of the log, and lines that are not counted
 IMAGES, CLASSES = 640, 4
 ROUNDS = 1  # per repeat
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "train": {"batch": BATCH, "steps": STEPS, "log_every": LOGGED, "evaluate_every": 1000},
     "data": {"workers": 0, "disk_gb": 0},
 }
 
-# Trains in each process, and writes how far its memory rose above that of the imports.
+# Trains in each process, and writes its peak memory.
 TRAINING = """
 import json, os, resource, sys
 from pathlib import Path
-import torch, torch.distributed, vitrail, vitrail.run.train, vitrail.run.finish
+import vitrail
 out, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
-pages = int(Path("/proc/self/statm").read_text().split()[1])
-before = pages * os.sysconf("SC_PAGE_SIZE")
 vitrail.train("images", model=sys.argv[3], weights="none", settings=settings, out=out, report=False,
               quiet=True)
 peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-Path(f"{out}-rank-{os.environ.get('RANK', 0)}").write_text(str(peak - before))
+Path(f"{out}-rank-{os.environ.get('RANK', 0)}").write_text(str(peak))
 """
 
 
@@ -100,6 +100,16 @@ def forecast_training(work: Path, processes: int) -> dict[str, float]:
 
 def train_here(work: Path, processes: int) -> dict[str, float]:
     """The same numbers of a training by torchrun."""
+    few = {"batch": processes, "steps": FEW_STEPS}
+    _, base = run_training(work, processes, SMALLEST, {**SETTINGS["train"], **few})
+    speeds, peak = run_training(work, processes, MODEL, SETTINGS["train"])
+    return {"time": 1 / median(speeds[WARM_UP:]), "memory": (peak - base) / 1e6}
+
+
+def run_training(
+    work: Path, processes: int, model: str, train: dict[str, Any]
+) -> tuple[list[float], int]:
+    """Images per second between the lines of its log, and the largest peak of its processes."""
     out = Path(tempfile.mkdtemp(dir=work)) / "run"
     script = work / "training.py"
     script.write_text(TRAINING)
@@ -108,17 +118,17 @@ def train_here(work: Path, processes: int) -> dict[str, float]:
         launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     threads = max(1, (os.cpu_count() or 1) // processes)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
+    settings = json.dumps({**SETTINGS, "train": train})
     subprocess.run(
-        [*launch, str(script), str(out), json.dumps(SETTINGS), MODEL],
+        [*launch, str(script), str(out), settings, model],
         cwd=work,
         env=environment,
         check=True,
         capture_output=True,
     )
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    speeds = [line["images_per_s"] for line in lines if line["kind"] == "step"][WARM_UP:]
-    memory = [int(path.read_text()) for path in out.parent.glob("run-rank-*")]
-    return {"time": 1 / median(speeds), "memory": max(memory) / 1e6}
+    speeds = [line["images_per_s"] for line in lines if line["kind"] == "step"]
+    return speeds, max(int(path.read_text()) for path in out.parent.glob("run-rank-*"))
 
 
 def write_images(folder: Path) -> None:
