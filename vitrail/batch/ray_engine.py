@@ -6,6 +6,7 @@ Ray Data restarts an actor that dies, and gives its part to another one.
 import importlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -19,6 +20,7 @@ from vitrail.data.source import Source
 from vitrail.errors import UserError
 from vitrail.inference.weight_files import collect_weight_files, hash_files
 
+CONNECT_SECONDS = 10
 MAX_BLOCKS = 4096  # tasks of Ray; each has one part or more
 
 
@@ -112,6 +114,8 @@ def connect_to_ray() -> Iterator[Any]:
     logging.getLogger("ray.data").setLevel("ERROR")
     address = os.environ.get("RAY_ADDRESS") or "local"
     own = not ray.is_initialized()
+    if own:
+        check_reachable(address)
     with redirect_stdout(sys.stderr):  # where Ray reports workers that died, even while it ends
         try:
             if own:
@@ -127,6 +131,19 @@ def connect_to_ray() -> Iterator[Any]:
         finally:
             if own:
                 ray.shutdown()
+
+
+def check_reachable(address: str) -> None:
+    """Raises if nothing listens at host:port; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():  # local, auto
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"cannot connect to Ray at {address}: {error}; is RAY_ADDRESS that of its head node?"
+        ) from error
 
 
 def describe_ray_error(error: BaseException) -> str:
