@@ -32,6 +32,8 @@ Name = Literal[
     "memory",
     "serve",
     "processes",
+    "batch",
+    "plan",
     "accuracy",
     "finetune",
 ]
@@ -47,9 +49,11 @@ MINUTES: dict[Name, float] = {  # rough durations, for the progress bar
     "engines": 6,
     "serve": 3.5,
     "processes": 4,
+    "batch": 4,
+    "plan": 4,
 }
 # `make bench` stays under twenty minutes without these
-ONLY_ON_REQUEST = ("load", "start", "engines", "serve", "processes")
+ONLY_ON_REQUEST = ("load", "start", "engines", "serve", "processes", "batch", "plan")
 DEFAULT = tuple(name for name in MINUTES if name not in ONLY_ON_REQUEST)
 LIBRARIES = ("timm", "transformers", "vit_pytorch", "torchvision")
 REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
@@ -63,6 +67,8 @@ REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
     "start": (),
     "processes": (),
     "serve": ("litserve", "bentoml", "uvicorn", "httptools"),
+    "batch": ("ray", "pyarrow"),
+    "plan": (),
     "memory": LIBRARIES,
     "accuracy": LIBRARIES,
     "finetune": ("timm", "torchvision"),

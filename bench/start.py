@@ -114,11 +114,11 @@ def drop_page_cache(files: Iterable[Path]) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def make_images(folder: Path) -> None:
+def make_images(folder: Path, count: int | None = None) -> None:
     """Writes different JPEG files of about 25 kB, always the same ones."""
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 6, (HEIGHT, WIDTH, 1))
-    for number in range(IMAGES):
+    for number in range(count or IMAGES):
         coarse = rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)
         smooth = Image.fromarray(coarse).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
         pixels = (np.asarray(smooth) + np.roll(noise, number)).clip(0, 255).astype(np.uint8)

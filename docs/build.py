@@ -25,8 +25,17 @@ PAGES, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
 NAVIGATION = {  # pages by section, in order; a page that is not named here ends its section
     "Guides": [
         *("quick-start", "your-data", "multi-label", "fine-tuning", "from-scratch", "pretraining"),
-        *("weights", "backbones", "evaluation", "trust", "explaining", "heads", "search", "export"),
-        *("serving", "planning", "many-machines", "python", "scikit-learn", "troubleshooting"),
+        *("weights", "backbones", "evaluation", "trust", "explaining", "heads", "similar"),
+        *(
+            "search",
+            "export",
+            "serving",
+            "planning",
+            "many-machines",
+            "python",
+            "scikit-learn",
+            "troubleshooting",
+        ),
     ],
     "Book": [
         *("index", "before-you-start", "how-it-works", "sixty-lines", "how-it-learns"),

@@ -41,6 +41,8 @@ VERBS = {  # command: the function with the same arguments
     "serve": vitrail.serve,
     "calibrate": vitrail.calibrate,
     "monitor": vitrail.monitor,
+    "features": vitrail.features,
+    "similar": vitrail.similar,
 }
 OTHER_DEFAULTS = {  # arguments whose defaults differ on purpose
     ("calibrate", "out"): "the command writes a file; Python returns the classifier",

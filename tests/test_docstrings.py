@@ -87,6 +87,7 @@ def workplace(tmp_path_factory):
             )
             lines.append(f"photos/{label}/{number}.png,{label}")
     (place / "photos.csv").write_text("\n".join(lines) + "\n")
+    vitrail.features(place / "runs" / "digits-1", place / "photos", out=place / "stored")
     return place
 
 

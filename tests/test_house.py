@@ -36,7 +36,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ROWS = [  # a folder imports only from lower rows
     ["cli", "server"],
     ["tuning"],
-    ["run"],
+    ["run", "batch"],
     ["inference"],
     ["zoo", "insight", "heads", "pretraining", "exporting", "audit"],
     ["model", "data", "training", "evaluation"],

@@ -4,6 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors
+    from vitrail.batch.job import BatchOutput as BatchOutput
+    from vitrail.batch.job import batch_predict as batch_predict
+    from vitrail.batch.job import features as features
+    from vitrail.batch.similar import Similar as Similar
+    from vitrail.batch.similar import similar as similar
     from vitrail.data.open import open_data as open_data
     from vitrail.data.sources.catalogue import DatasetInfo as DatasetInfo
     from vitrail.data.sources.catalogue import datasets as datasets
@@ -63,6 +68,7 @@ __version__ = "0.2.0"
 
 _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for torch
     "Backbone": "vitrail.inference.backbone",
+    "BatchOutput": "vitrail.batch.job",
     "Classifier": "vitrail.inference.classifier",
     "Comparison": "vitrail.run.report.compare",
     "Conversion": "vitrail.zoo.convert",
@@ -83,6 +89,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "Report": "vitrail.run.report.make",
     "Run": "vitrail.run.result",
     "SearchResult": "vitrail.tuning.result",
+    "Similar": "vitrail.batch.similar",
     "Teacher": "vitrail.run.teacher",
     "UserError": "vitrail.errors",
     "Verification": "vitrail.inference.verify",
@@ -92,6 +99,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "ViTFeatures": "vitrail.run.estimators",
     "WeightsInfo": "vitrail.zoo.models",
     "attention": "vitrail.insight.maps",
+    "batch_predict": "vitrail.batch.job",
     "calibrate": "vitrail.inference.calibrate",
     "check": "vitrail.run.check",
     "client": "vitrail.server.http_client",
@@ -101,6 +109,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "datasets": "vitrail.data.sources.catalogue",
     "doctor": "vitrail.run.doctor",
     "export": "vitrail.inference.export",
+    "features": "vitrail.batch.job",
     "head": "vitrail.inference.head",
     "load": "vitrail.inference.load",
     "load_backbone": "vitrail.inference.backbone",
@@ -114,12 +123,14 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "resume": "vitrail.run.resume",
     "search": "vitrail.tuning.optimize",
     "serve": "vitrail.server.serve",
+    "similar": "vitrail.batch.similar",
     "train": "vitrail.run.train",
     "verify": "vitrail.inference.verify",
 }
 
 __all__ = [
     "Backbone",
+    "BatchOutput",
     "Classifier",
     "Comparison",
     "Conversion",
@@ -140,6 +151,7 @@ __all__ = [
     "Report",
     "Run",
     "SearchResult",
+    "Similar",
     "Teacher",
     "UserError",
     "Verification",
@@ -149,6 +161,7 @@ __all__ = [
     "ViTFeatures",
     "WeightsInfo",
     "attention",
+    "batch_predict",
     "calibrate",
     "check",
     "client",
@@ -158,6 +171,7 @@ __all__ = [
     "datasets",
     "doctor",
     "export",
+    "features",
     "head",
     "load",
     "load_backbone",
@@ -171,6 +185,7 @@ __all__ = [
     "resume",
     "search",
     "serve",
+    "similar",
     "train",
     "verify",
 ]

@@ -225,6 +225,24 @@ Raw: TypeAlias = Annotated[
     unset(help="plain softmax probabilities instead of calibrated ones"),
 ]
 
+Out: TypeAlias = Annotated[
+    str, unset(metavar="PATH", help="folder or URL, such as s3://bucket/folder, for Parquet parts")
+]
+OptionalOut: TypeAlias = Annotated[
+    str | None,
+    unset(
+        metavar="PATH",
+        help="predict all images of one DATA into Parquet parts in this folder or URL; the same "
+        "command again continues a job that was killed",
+    ),
+]
+On: TypeAlias = Annotated[
+    Literal["local", "ray"],
+    tyro.conf.arg(
+        help="ray: on the cluster of RAY_ADDRESS, else on all cores or GPUs of this machine"
+    ),
+]
+
 _VitFlags = section_flags(ViTConfig, "vit")
 _ColumnFlags = section_flags(Columns, "data.columns")
 NO_VIT, NO_COLUMNS = _VitFlags(), _ColumnFlags()  # none of these flags given

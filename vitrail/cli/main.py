@@ -33,6 +33,8 @@ VERBS = (
     "resume",
     "evaluate",
     "predict",
+    "features",
+    "similar",
     "explain",
     "serve",
     "head",

@@ -20,8 +20,10 @@ from vitrail.cli.flags import (
     LoadedVit,
     Model,
     Normalisation,
+    On,
     OptionalFloat,
     OptionalInt,
+    OptionalOut,
     Raw,
     Switch,
     Views,
@@ -52,13 +54,17 @@ def predict(
     device: Device = "auto",
     engine: Engine = None,
     preprocess: Normalisation = None,
+    out: OptionalOut = None,
+    on: On = "local",
+    part: OptionalInt = None,
     json: Switch = False,
     csv: Switch = False,
     vit: LoadedVit = NO_VIT,
 ) -> None:
     """Predict the class of images.
 
-    Images that cannot be read are reported and skipped; the exit code is then 1.
+    Images that cannot be read are reported and skipped; the exit code is then 1. With --out, which
+    is for any number of images, their rows have an error, and the exit code is 0.
 
     Args:
         top: number of classes listed per image (default: 1, with --json 5)
@@ -68,7 +74,8 @@ def predict(
             0.01
         data: labelled images to calibrate --coverage, --abstain and odd images with, for weights of
             other libraries
-        json: print one JSON line per image
+        part: images per part of --out (default: 256 to 4096, from their number)
+        json: print one JSON line per image; with --out one document
         csv: print a table: path, label, probability, error
     """
     if top is not None and top < 1:
@@ -77,6 +84,28 @@ def predict(
         raise UserError("no images were given; give files or folders, or - for paths on stdin")
     if json and csv:
         raise UserError("`json` and `csv` exclude each other; give one of them")
+    if out is not None:
+        check_batch_flags(images, head=head, data=data, csv=csv)
+        result = vitrail.batch_predict(
+            model,
+            images[0],
+            out=out,
+            on=on,
+            top=top or TOP_JSON,
+            raw=raw,
+            views=views,
+            coverage=coverage,
+            abstain=abstain,
+            part=part,
+            device=device,
+            engine=engine,
+            preprocess=preprocess,
+            vit=given_settings(vit),
+        )
+        print(as_json.dumps(result.to_dict(), indent=1) if json else result)
+        return
+    if on != "local" or part is not None:
+        raise UserError(f"`{'part' if on == 'local' else 'on'}` needs `out`; give a folder or URL")
     classifier = load_classifier(model, head, device, engine, preprocess, vit, views)
     promises = check_promises(classifier, coverage, abstain, data)
     if data is not None and isinstance(classifier, vitrail.Classifier):
@@ -91,6 +120,15 @@ def predict(
     print_as = print_json if json else print_csv if csv else print_table
     if not print_as(show_progress(chain(predictions, unreadable), images)):
         sys.exit(1)
+
+
+def check_batch_flags(images: tuple[str, ...], **flags: object) -> None:
+    """Refuses what a job does not do."""
+    if len(images) != 1 or images[0] == "-":
+        raise UserError("`out` is for one data set; give one folder, table or other DATA")
+    for name, value in flags.items():
+        if value:
+            raise UserError(f"`out` and `{name}` exclude each other; omit one of them")
 
 
 def load_classifier(

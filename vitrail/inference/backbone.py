@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vitrail.arguments import check_arguments
 from vitrail.data.config import Preprocess
@@ -16,9 +17,11 @@ from vitrail.data.preprocess import resize_and_crop
 from vitrail.display.page import stretch_to_uint8
 from vitrail.errors import UserError
 from vitrail.inference.prediction import ImageInput, as_images, name_image_in_errors
-from vitrail.inference.torch_predictor import load_input
+from vitrail.inference.predictor import BATCH
+from vitrail.inference.torch_predictor import load_batches, load_input
 from vitrail.model.vit import ViT
 from vitrail.training.device import pick_device
+from vitrail.training.learner import compute_dtype
 from vitrail.zoo import load as zoo
 from vitrail.zoo.load import log_weight_changes
 from vitrail.zoo.metadata import Metadata
@@ -66,11 +69,8 @@ class Backbone:
         2
         """
         rows = [np.empty((0, self.model.config.feature_width), np.float32)]
-        for number, image in enumerate(as_images(images), 1):
-            with name_image_in_errors(image, number):
-                x = load_input(image, self.preprocess)[None].to(self.device)
-            with torch.inference_mode():
-                rows.append(self.model.pool(self.model.encode(x)).float().cpu().numpy())
+        for x in load_batches(as_images(images), self.preprocess, BATCH):
+            rows.append(compute_features(self, x))
         return np.concatenate(rows)
 
     @check_arguments
@@ -134,6 +134,16 @@ class Backbone:
             f"Backbone({config.feature_width} features; {view.height} x {view.width} pixels, "
             f"{channels}; {config.depth} blocks; {self.device})"
         )
+
+
+def compute_features(backbone: Backbone, x: Tensor) -> NDArray[np.float32]:
+    """The features (B, D) of preprocessed images (B, C, H, W)."""
+    dtype = compute_dtype("auto", backbone.device)
+    enabled = dtype != torch.float32
+    with torch.inference_mode(), torch.autocast(backbone.device.type, dtype=dtype, enabled=enabled):
+        pooled = backbone.model.pool(backbone.model.encode(x.to(backbone.device)))
+    rows: NDArray[np.float32] = pooled.float().cpu().numpy()
+    return rows
 
 
 @check_arguments

@@ -112,8 +112,7 @@ class EngineClassifier(Classifier):
         >>> vitrail.load("digits.onnx").features(["digit.png", "digit.png"]).shape
         (2, 32)
         """
-        if "features" not in self.engine.outputs:
-            raise UserError(f"{self.path} does not return features; export it with `features=True`")
+        require_features(self)
         predictor = self.predictor
         assert isinstance(predictor, EnginePredictor)
         rows = [predictor.run(x)["features"] for x in predictor.batches(as_images(images))]
@@ -178,6 +177,14 @@ class EngineClassifier(Classifier):
 
     def _where(self) -> str:
         return f"{self.engine.name} {self.engine.version}"
+
+
+def require_features(classifier: EngineClassifier) -> None:
+    """Raises unless the file returns features beside its logits."""
+    if "features" not in classifier.engine.outputs:
+        raise UserError(
+            f"{classifier.path} does not return features; export it with `features=True`"
+        )
 
 
 def read_description(path: str | Path, engine: Engine) -> Metadata:

@@ -1,4 +1,4 @@
 """The model behind HTTP: `vitrail serve`, its page, and a client.
 
-Imports data, display, exporting, inference, insight, zoo.
+Imports data, display, exporting, inference, insight.
 """

@@ -1,6 +1,5 @@
 """The model that is served: encoded images in, answers out, and the identity of its file."""
 
-import hashlib
 import io
 import json
 from collections.abc import Sequence
@@ -16,17 +15,15 @@ from PIL import Image
 from vitrail.data.image import load_image
 from vitrail.display.page import data_uri, encode_image
 from vitrail.errors import UserError
-from vitrail.exporting.engine import ENGINE_SUFFIXES, EngineName, thread_count
-from vitrail.files import check_regular, expand_user
+from vitrail.exporting.engine import EngineName, thread_count
 from vitrail.inference.engine_classifier import EngineClassifier, restore_bytes
-from vitrail.zoo.files.find import collect_weight_files
+from vitrail.inference.weight_files import collect_model_files, hash_files, is_exported
 
 if TYPE_CHECKING:
     from vitrail.inference.classifier import Classifier
 
 Array = NDArray[np.float32]
 
-CHUNK = 2**20  # bytes that are hashed at once
 PRIVATE = ("environment", "recipe", "data")  # of the metadata: paths and names of machines
 LANES = 2  # concurrent forward passes, whose threads never wait for each other
 MIN_PROBE = 16  # pixels along a side of the stored image
@@ -256,23 +253,6 @@ def load_served(
     return model
 
 
-def is_exported(path: str) -> bool:
-    return Path(path).suffix.lower() in ENGINE_SUFFIXES
-
-
-def collect_model_files(path: str) -> list[Path]:
-    """The files that hold the weights; torch is not imported for files on this machine."""
-    if is_exported(path):
-        beside = Path(path).with_suffix(".bin")  # the weights of OpenVINO
-        return [Path(path), *([beside] if path.endswith(".xml") and beside.is_file() else [])]
-    place = expand_user(path)
-    if not place.exists():  # a name on the hub or in the table of published weights
-        from vitrail.zoo.locate import locate_checkpoint
-
-        place = locate_checkpoint(path).weights
-    return collect_weight_files(place)
-
-
 def file_states(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
     """Changes when a file is replaced or written to."""
     try:
@@ -280,20 +260,6 @@ def file_states(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
     return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
-
-
-def hash_files(paths: Sequence[Path]) -> str:
-    """The SHA-256 of one file, or of several one after the other."""
-    digest = hashlib.sha256()
-    for path in paths:
-        check_regular(path)
-        try:
-            with path.open("rb") as file:
-                while chunk := file.read(CHUNK):
-                    digest.update(chunk)
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from error
-    return digest.hexdigest()
 
 
 def name_served_model(path: str) -> str:
