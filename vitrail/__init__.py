@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.data.open import open_data as open_data
+    from vitrail.data.sharding import Sharding as Sharding
+    from vitrail.data.sharding import shard as shard
     from vitrail.data.sources.catalogue import DatasetInfo as DatasetInfo
     from vitrail.data.sources.catalogue import datasets as datasets
     from vitrail.errors import UserError as UserError
@@ -83,6 +85,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "Report": "vitrail.run.report.make",
     "Run": "vitrail.run.result",
     "SearchResult": "vitrail.tuning.result",
+    "Sharding": "vitrail.data.sharding",
     "Teacher": "vitrail.run.teacher",
     "UserError": "vitrail.errors",
     "Verification": "vitrail.inference.verify",
@@ -114,6 +117,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "resume": "vitrail.run.resume",
     "search": "vitrail.tuning.optimize",
     "serve": "vitrail.server.serve",
+    "shard": "vitrail.data.sharding",
     "train": "vitrail.run.train",
     "verify": "vitrail.inference.verify",
 }
@@ -140,6 +144,7 @@ __all__ = [
     "Report",
     "Run",
     "SearchResult",
+    "Sharding",
     "Teacher",
     "UserError",
     "Verification",
@@ -171,6 +176,7 @@ __all__ = [
     "resume",
     "search",
     "serve",
+    "shard",
     "train",
     "verify",
 ]

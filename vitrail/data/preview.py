@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from vitrail.data.config import DataConfig, PixelType, Preprocess
 from vitrail.data.image import load_image
-from vitrail.data.loader import Batch, Loader, count_repeats
+from vitrail.data.loader import Batch, Loader
+from vitrail.data.order import count_repeats
 from vitrail.data.pixels import Pixels
 from vitrail.data.source import Item, Source
 from vitrail.errors import UserError

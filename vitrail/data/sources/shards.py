@@ -313,10 +313,11 @@ def shard_time(file: Path | StoreFile) -> int:
     return modification_time(file.stat())
 
 
-def write_index(index: ShardIndex, size: int, sha256: str) -> bytes:
+def write_index(index: ShardIndex, size: int, sha256: str, purpose: str) -> bytes:
     """The index that is stored beside a shard, which has this size and checksum."""
     arrays = {"version": np.array([INDEX_VERSION, size], np.int64), **index.to_arrays()}
-    return pack_arrays({**arrays, "sha256": np.frombuffer(bytes.fromhex(sha256), np.uint8)})
+    arrays |= {"sha256": np.frombuffer(bytes.fromhex(sha256), np.uint8)}
+    return pack_arrays({**arrays, "purpose": np.frombuffer(purpose.encode(), np.uint8)})
 
 
 def read_index(tree: Tree, shard: str, size: int) -> ShardIndex | None:
