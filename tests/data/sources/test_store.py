@@ -1,13 +1,15 @@
 """Data in a bucket of a real S3 server: the same images as on disk, whatever the store does."""
 
 import itertools
-import logging
 import multiprocessing
 import os
 import pickle
-import time
+import shutil
+import sys
+import warnings
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -86,7 +88,7 @@ def test_shards_in_a_bucket_are_those_on_disk(s3, bucket, shards):
 
 
 def test_class_folders_in_a_bucket_are_those_on_disk(s3, bucket, tmp_path):
-    folder = class_folders(tmp_path / "pets", {"cat": 12, "dog": 12})
+    folder = class_folders(tmp_path / "pets", {"cat": 5, "dog": 5})
     (folder / "notes.txt").write_text("hello")
     (folder / ".hidden").mkdir()
     (folder / ".hidden" / "1.png").write_bytes(encoded(1))
@@ -96,8 +98,210 @@ def test_class_folders_in_a_bucket_are_those_on_disk(s3, bucket, tmp_path):
 
 
 def test_a_table_in_a_bucket_finds_its_images_beside_it(s3, bucket, tmp_path):
-    folder = class_folders(tmp_path / "t", {"a": 9, "b": 9})
+    folder = class_folders(tmp_path / "t", {"a": 4, "b": 4})
     rows = [f"{p.relative_to(folder).as_posix()},{p.parent.name}" for p in folder.rglob("*.png")]
     (folder / "labels.csv").write_text("\n".join(["path,label", *sorted(rows)]))
     url = upload(folder, f"{bucket}/t")
     same(open_data(f"{url}/labels.csv"), open_data(folder / "labels.csv"))
+
+
+# ---- what a user got wrong: one line each
+
+
+def test_a_bucket_that_does_not_exist_is_one_line(s3, bucket):
+    assert why(f"{bucket}/x") == f"{bucket}/x does not exist; check the bucket and the path"
+
+
+def test_a_folder_that_does_not_exist_is_one_line(s3, bucket, shards):
+    upload(shards, f"{bucket}/x")
+    assert "does not exist" in why(f"{bucket}/y")
+    assert "does not exist" in why(f"{bucket}/x/labels.csv")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("AccessDenied", "no right to read"),
+        pytest.param("InvalidAccessKeyId", "no right to read", marks=pytest.mark.full),
+        ("ExpiredToken", "have expired; renew them"),
+    ],
+)
+def test_credentials_without_rights_are_one_line(s3, bucket, shards, code, message):
+    url = upload(shards, f"{bucket}/x")
+    s3.fault = lambda method, path: ("answer", 403, error_page(code))
+    assert message in why(url)
+
+
+def test_without_credentials_the_line_says_so(s3, bucket, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "no credentials for" in why(f"{bucket}/x")
+
+
+def test_a_missing_package_names_the_extra(s3, bucket, monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)
+    assert why(f"{bucket}/x").endswith("needs another package; pip install 'vitrail[s3]'")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://", "names no bucket"),
+        ("nothing://x/y", "cannot be opened"),
+        ("file:///tmp", "without file://"),
+        ("s3://bucket/photos.zip", "is a zip; unpack it there"),
+        ("s3://bucket/x?versionId=1", "is not a plain URL"),
+    ],
+)
+def test_a_wrong_url_is_one_line(s3, url, message):
+    assert message in why(url)
+
+
+# ---- a store that fails
+
+
+def fail_first(times: int, answer: tuple[str, int, bytes], text: str = ".tar"):
+    """A fault for the first requests of shards."""
+    left = itertools.count(times, -1)
+    return lambda method, path: answer if text in path and next(left) > 0 else None
+
+
+FAULTS = {
+    "500": ("answer", 500, error_page("InternalError")),
+    "503": ("answer", 503, error_page("SlowDown")),
+    "dropped": ("drop", 0, b""),
+    "truncated": ("truncate", 0, b""),
+}
+
+
+MORE = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    "fault", ["503", "truncated", *(pytest.param(name, marks=MORE) for name in ("500", "dropped"))]
+)
+def test_a_store_that_fails_delays_and_changes_nothing(s3, bucket, shards, fault):
+    url = upload(shards, f"{bucket}/x")
+    s3.fault = fail_first(4, FAULTS[fault])
+    same(open_data(url), open_data(shards))
+
+
+def test_a_store_that_keeps_failing_is_one_line(s3, bucket, shards, monkeypatch):
+    url = upload(shards, f"{bucket}/x")
+    monkeypatch.setenv("VITRAIL_STORE_MINUTES", "0.001")
+    s3.fault = lambda method, path: FAULTS["dropped"] if ".tar" in path else None
+    message = why(url)
+    assert f"{url}/00" in message and "raise VITRAIL_STORE_MINUTES (now 0.001)" in message
+
+
+def test_a_failing_store_is_reported_once(s3, bucket, shards, monkeypatch, caplog):
+    url = upload(shards, f"{bucket}/x")
+    monkeypatch.setattr(store, "REPORT_AFTER", -1)
+    s3.fault = fail_first(8, FAULTS["503"])
+    open_data(url)
+    assert len([line for line in caplog.messages if "trying again for up to" in line]) == 1
+
+
+def test_a_range_that_breaks_off_is_continued(s3, bucket, tmp_path, monkeypatch):
+    content = encoded(1, side=64)
+    file = store.StoreFile(f"{bucket}/x", len(content), "v")
+    asked = []
+
+    class Short:
+        def cat_file(self, path, start, end):
+            asked.append(start)
+            return content[start : min(end, start + 1000)]
+
+    monkeypatch.setattr(store, "open_system", lambda url: (Short(), url))
+    monkeypatch.setattr(store, "check_version", lambda file: None)
+    assert store.read_bytes(file, 0, len(content)) == content
+    assert asked == list(range(0, len(content), 1000))
+
+
+def test_a_shard_that_changes_under_the_run_is_one_line(s3, bucket, shards, monkeypatch):
+    url = upload(shards, f"{bucket}/x")
+    source = open_data(url)
+    shutil.rmtree(Path(os.environ["VITRAIL_CACHE"]) / "store")
+    s3.fault = lambda method, path: ("change", 0, b"") if path.endswith("001.tar") else None
+    assert source[0].content == encoded(0, side=16)
+    with pytest.raises(store.StoreError, match=r"001\.tar changed after it was listed") as error:
+        source[25]
+    assert "start again with the new data" in str(error.value)
+
+
+def test_a_store_that_fails_while_splitting_is_not_a_broken_image(s3, bucket, shards, monkeypatch):
+    url = upload(shards, f"{bucket}/x")
+    open_data(url, split=False)  # indexed
+    shutil.rmtree(Path(os.environ["VITRAIL_CACHE"]) / "store")
+    expired = ("answer", 403, error_page("ExpiredToken"))
+    s3.fault = lambda method, path: expired if ".tar" in path else None
+    assert "have expired" in why(url)
+
+
+# ---- the local copy
+
+
+def test_what_was_read_is_not_read_again(s3, bucket, shards):
+    url = upload(shards, f"{bucket}/x")
+    open_data(url)
+    source = open_data(url)
+    assert all(source[index].content for index in range(60))
+    assert len(s3.requests("tar bytes=")) == 3  # one for each shard
+
+
+def test_a_changed_shard_is_indexed_anew(s3, bucket, shards, tmp_path):
+    url = upload(shards, f"{bucket}/x")
+    open_data(url)
+    tar(shards / "000.tar", pairs(100, 20))
+    upload(shards, url)
+    same(open_data(url), open_data(shards))
+
+
+def test_the_copy_stays_within_its_limit(s3, bucket, tmp_path, monkeypatch):
+    content = os.urandom(100_000)
+    (tmp_path / "big").mkdir()
+    (tmp_path / "big" / "a.bin").write_bytes(content)
+    upload(tmp_path / "big", f"{bucket}/big")
+    monkeypatch.setattr(store_cache, "BLOCK", 1000)
+    monkeypatch.setenv("VITRAIL_STORE_GB", "2e-5")  # 20 blocks
+    monkeypatch.setattr(store, "check_version", lambda file: None)
+    file = store.find_file(f"{bucket}/big/a.bin")
+    for start in range(0, 100_000, 5000):
+        assert store_cache.read_range(file, start, 700) == content[start : start + 700]
+        assert store_cache.read_range(file, 0, 700) == content[:700]
+        assert sum(size for _, size, _ in store_cache.list_blocks()) <= 20_000
+    assert store_cache.block_path(file, 0).exists(), "the block that was used last stays"
+    assert store_cache.read_range(file, 1500, 3000) == content[1500:4500]
+    assert store_cache.read_range(file, 99_500, 3000) == content[99_500:]
+
+
+def test_a_block_that_is_not_complete_is_read_again(s3, bucket, shards):
+    source = open_data(upload(shards, f"{bucket}/x"))
+    for _, _, path in store_cache.list_blocks():
+        path.write_bytes(b"short")
+    assert source[0].content == encoded(0, side=16)
+
+
+def read_some(source, start, count, results):
+    results.put([source[i].content == encoded(i, side=16) for i in range(start, start + count)])
+
+
+def test_processes_share_the_copy_and_download_each_block_once(s3, bucket, shards):
+    source = open_data(upload(shards, f"{bucket}/x"))
+    shutil.rmtree(Path(os.environ["VITRAIL_CACHE"]) / "store")
+    s3.log.clear()
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This process .* multi-threaded", DeprecationWarning)
+        children = [
+            context.Process(target=read_some, args=(source, 0, 60, results)) for _ in range(3)
+        ]
+        for child in children:
+            child.start()
+    assert all(all(results.get(timeout=120)) for _ in children)
+    for child in children:
+        child.join()
+    assert len(s3.requests("tar bytes=")) == 3  # one for each shard

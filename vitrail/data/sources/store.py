@@ -28,6 +28,9 @@ VERSION_KEYS = (  # of what fsspec tells about a file, the strongest first
     *("ETag", "etag", "blob_id", "md5Hash", "crc32c", "sha256", "xet_hash", "generation"),
     *("LastModified", "Last-Modified", "mtime", "updated", "created", "last_commit"),
 )
+OPTIONS = {"use_listings_cache": False, "skip_instance_cache": True}
+SINGLE_ATTEMPT = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}  # of botocore
+CLIENT_OPTIONS: dict[str, dict[str, Any]] = {"s3": SINGLE_ATTEMPT, "s3a": SINGLE_ATTEMPT}
 MINUTES = 10.0  # that a store may fail before a run ends
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds between attempts; doubled after each failure
 REPORT_AFTER, REPORT_EVERY = 5.0, 60.0  # seconds of failures until they are reported, and again
@@ -182,8 +185,10 @@ def open_system(url: str) -> tuple[Any, str]:
     with _lock:
         if key not in _systems:
             try:
-                options = {"use_listings_cache": False, "skip_instance_cache": True}
-                _systems[key] = fsspec.core.url_to_fs(url, **options)[0]
+                _systems[key] = fsspec.core.url_to_fs(
+                    url, **OPTIONS, **CLIENT_OPTIONS.get(scheme, {})
+                )[0]
+                _systems[key].retries = 1  # of s3fs and gcsfs: `retry` does it, and reports it
             except ImportError as error:
                 what = EXTRAS.get(scheme)
                 extra = f"pip install '{what}'" if what else str(error)

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from vitrail.data.image import MAX_BYTES, check_file_size
 from vitrail.data.sources.names import PackedNames
-from vitrail.data.sources.store import URL, StoreFile, list_files
+from vitrail.data.sources.store import URL, StoreError, StoreFile, list_files
 from vitrail.data.sources.store_cache import read_range
 from vitrail.data.sources.tree import File, ListedTree, Place, is_hidden
 
@@ -38,7 +38,9 @@ class StoreTree(ListedTree):
         return StoreTree(self.path / folder, inside)
 
     def open_file(self, name: str) -> BinaryIO:
-        file = self.files[posixpath.normpath(name)]
+        file = self.files.get(posixpath.normpath(name))
+        if file is None:
+            raise StoreError(f"{self.path / name} does not exist; check the bucket and the path")
         return io.BytesIO(read_range(file, 0, file.size))
 
     def find_bytes(self, name: str) -> Place:
