@@ -25,6 +25,7 @@ Name = Literal[
     "engines",
     "step",
     "input",
+    "remote",
     "load",
     "knn",
     "start-up",
@@ -45,9 +46,10 @@ MINUTES: dict[Name, float] = {  # rough durations, for the progress bar
     "start": 4,
     "engines": 6,
     "serve": 3.5,
+    "remote": 1,
 }
 # `make bench` stays under twenty minutes without these
-ONLY_ON_REQUEST = ("load", "start", "engines", "serve")
+ONLY_ON_REQUEST = ("load", "start", "engines", "serve", "remote")
 DEFAULT = tuple(name for name in MINUTES if name not in ONLY_ON_REQUEST)
 LIBRARIES = ("timm", "transformers", "vit_pytorch", "torchvision")
 REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
@@ -55,6 +57,7 @@ REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
     "engines": ("timm", "onnx", "onnxscript", "onnxruntime", "openvino"),
     "step": LIBRARIES,
     "input": ("timm", "torchvision"),
+    "remote": ("s3fs", "moto", "flask", "flask_cors"),
     "load": ("timm", "transformers", "torchvision"),
     "knn": ("sklearn",),
     "start-up": (*LIBRARIES, "onnx", "onnxscript", "onnxruntime"),

@@ -1,5 +1,6 @@
 """Data in a bucket of a real S3 server: the same images as on disk, whatever the store does."""
 
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -9,10 +10,10 @@ import sys
 import warnings
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 
+import vitrail
 from tests.data.samples import class_folders, encoded, tar
 from tests.stores import CREDENTIALS, Proxy, error_page, s3_server, upload
 from vitrail.data.open import open_data
@@ -141,7 +142,8 @@ def test_without_credentials_the_line_says_so(s3, bucket, monkeypatch, tmp_path)
 
 def test_a_missing_package_names_the_extra(s3, bucket, monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)
+    registry = importlib.import_module("fsspec.registry")  # which has already imported it
+    monkeypatch.delitem(registry._registry, "s3", raising=False)
     assert why(f"{bucket}/x").endswith("needs another package; pip install 'vitrail[s3]'")
 
 
@@ -305,3 +307,75 @@ def test_processes_share_the_copy_and_download_each_block_once(s3, bucket, shard
     for child in children:
         child.join()
     assert len(s3.requests("tar bytes=")) == 3  # one for each shard
+
+
+# ---- shards that Vitrail wrote, and training on them
+
+
+@pytest.fixture
+def pets(tmp_path):
+    return class_folders(tmp_path / "pets", {"cat": 40, "dog": 40})
+
+
+def test_shards_written_to_a_bucket_open_without_being_read(s3, bucket, pets, tmp_path):
+    upload(tmp_path / "nothing", bucket)  # makes the bucket
+    result = vitrail.shard(pets, out=f"{bucket}/pets", shard_mb=0.003, workers=2)
+    assert vitrail.shard(pets, out=f"{bucket}/pets", shard_mb=0.003).written == 0
+    vitrail.shard(pets, out=tmp_path / "local", shard_mb=0.003)
+    s3.log.clear()
+    source = open_data(f"{bucket}/pets")
+    assert not s3.requests("tar bytes="), "the index says where each image is"
+    local = open_data(tmp_path / "local")
+    assert fingerprint(source) == fingerprint(local)
+    assert all(source[i].content == local[i].content for i in range(len(local)))
+    assert len(result.shards) == len(source.files) > 3
+
+
+def test_an_image_that_is_not_what_the_index_says_is_an_error(s3, bucket, pets, tmp_path):
+    vitrail.shard(pets, out=tmp_path / "local")
+    name = "train-00000.tar"
+    content = bytearray((tmp_path / "local" / name).read_bytes())
+    content[1000] ^= 1  # in the first image
+    (tmp_path / "local" / name).write_bytes(content)
+    source = open_data(upload(tmp_path / "local", f"{bucket}/pets"))
+    with pytest.raises(store.StoreError, match=r"not what the index of .* describes"):
+        [source[i] for i in range(len(source))]
+
+
+def test_no_right_to_write_is_one_line(s3, bucket, pets, tmp_path):
+    upload(tmp_path / "nothing", bucket)
+    denied = ("answer", 403, error_page("AccessDenied"))
+    s3.fault = lambda method, path: denied if method in ("PUT", "POST") else None
+    with pytest.raises(UserError, match=f"no right to write {bucket}/pets"):
+        vitrail.shard(pets, out=f"{bucket}/pets")
+
+
+SMALL = {
+    "vit": {"width": 16, "depth": 1, "heads": 1},
+    "train": {"steps": 16, "batch": 8, "ema": 0.9, "log_every": 1, "save_every": 3600},
+    "data": {"workers": 1, "cache_gb": 0, "disk_gb": 0},
+}
+
+
+def test_training_on_a_bucket_saves_and_resumes_when_a_shard_changes(
+    s3, bucket, pets, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+    upload(tmp_path / "nothing", bucket)
+    vitrail.shard(pets, out=f"{bucket}/pets", shard_mb=0.003)
+    monkeypatch.setattr(store_cache, "BLOCK", 1000)
+    monkeypatch.setenv("VITRAIL_STORE_GB", "6e-6")  # the shards have twice as much
+    run = dict(settings=SMALL, quiet=True, report=False)
+    whole = vitrail.train(f"{bucket}/pets", out=tmp_path / "whole", **run)
+    recipe = (tmp_path / "whole" / "recipe.toml").read_text()
+    assert 'shuffle = "windows"' in recipe and f'source = "{bucket}/pets"' in recipe
+    ranges = itertools.count()
+    changed = ("change", 0, b"")
+    s3.fault = lambda method, path: changed if path.endswith(".tar") and next(ranges) > 80 else None
+    with pytest.raises(UserError, match="changed after it was listed"):
+        vitrail.train(f"{bucket}/pets", out=tmp_path / "run", **run)
+    assert list((tmp_path / "run" / "checkpoints").iterdir()), "the run was saved"
+    s3.fault = fail_first(5, FAULTS["503"])
+    resumed = vitrail.resume(tmp_path / "run", quiet=True)
+    models = [(one.folder / "model.safetensors").read_bytes() for one in (whole, resumed)]
+    assert models[0] == models[1]
