@@ -82,7 +82,7 @@ def preview_augmentation(
     """
     if config.train_size is not None:
         preprocess = replace(preprocess, size=config.train_size)
-    config = replace(config, workers=0, disk_gb=0, balanced=False, train_size=None)
+    config = replace(config, workers=0, disk_gb=0, train_size=None, balanced=False, shuffle="all")
     loader = Loader(
         load_into_memory(source, items),
         preprocess,

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import vitrail
 from tests.data.samples import class_folders, encoded, tar
@@ -20,6 +22,8 @@ from vitrail.data.open import open_data
 from vitrail.data.source import fingerprint
 from vitrail.data.sources import store, store_cache
 from vitrail.errors import UserError
+from vitrail.run.auto import Choice
+from vitrail.run.design import adapt_to_store
 
 NUMBERS = itertools.count()
 
@@ -353,7 +357,7 @@ def test_no_right_to_write_is_one_line(s3, bucket, pets, tmp_path):
 SMALL = {
     "vit": {"width": 16, "depth": 1, "heads": 1},
     "train": {"steps": 12, "batch": 8, "ema": 0.9, "log_every": 1, "save_every": 3600},
-    "data": {"workers": 0, "cache_gb": 0, "disk_gb": 0},
+    "data": {"workers": 0, "cache_gb": 0, "disk_gb": 0, "shuffle": "windows"},
 }
 
 
@@ -364,23 +368,39 @@ def test_training_on_a_bucket_saves_and_resumes_when_a_shard_changes(
     monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
     upload(tmp_path / "nothing", bucket)
     vitrail.shard(pets, out=f"{bucket}/pets", shard_mb=0.003)
-    monkeypatch.setattr(store_cache, "BLOCK", 10_000)  # more than a shard has
-    monkeypatch.setenv("VITRAIL_STORE_GB", "6e-6")  # the images have a bit more, the shards a lot
     run = dict(settings=SMALL, quiet=True, report=False)
     whole = vitrail.train(f"{bucket}/pets", out=tmp_path / "whole", **run)
-    recipe = (tmp_path / "whole" / "recipe.toml").read_text()
-    assert 'shuffle = "windows"' in recipe and f'source = "{bucket}/pets"' in recipe
-    log = tmp_path / "run" / "log.jsonl"
+    assert f'source = "{bucket}/pets"' in (tmp_path / "whole" / "recipe.toml").read_text()
+    log, read_copy = tmp_path / "run" / "log.jsonl", store_cache.read_copy
 
-    def change_after_four_steps(method: str, path: str):
-        started = log.exists() and log.read_text().count('"kind": "step"') >= 4
-        return ("change", 0, b"") if started and path.endswith(".tar") else None
+    def forget_after_four_steps(*arguments):
+        forgets = log.exists() and log.read_text().count('"kind": "step"') >= 4
+        return None if forgets else read_copy(*arguments)
 
-    s3.fault = change_after_four_steps
+    monkeypatch.setattr(store_cache, "read_copy", forget_after_four_steps)
+    s3.fault = lambda method, path: ("change", 0, b"") if path.endswith(".tar") else None
     with pytest.raises(UserError, match="changed after it was listed"):
         vitrail.train(f"{bucket}/pets", out=tmp_path / "run", **run)
     assert list((tmp_path / "run" / "checkpoints").iterdir()), "the run was saved"
-    s3.fault = fail_first(5, FAULTS["503"])
+    monkeypatch.setattr(store_cache, "read_copy", read_copy)
+    s3.fault = None
     resumed = vitrail.resume(tmp_path / "run", quiet=True)
-    models = [(one.folder / "model.safetensors").read_bytes() for one in (whole, resumed)]
-    assert models[0] == models[1]
+    weights = [load_file(one.folder / "model.safetensors") for one in (whole, resumed)]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+def test_windows_are_chosen_for_shards_that_exceed_the_copy(s3, bucket, shards, monkeypatch):
+    source = open_data(upload(shards, f"{bucket}/x"))
+
+    def choose(requested) -> Choice:
+        choice = Choice(settings={"data": {"balanced": True}, "train": {}}, reasons=[])
+        adapt_to_store(choice, source, requested)
+        return choice
+
+    assert choose({}).settings["data"] == {"balanced": True}
+    monkeypatch.setenv("VITRAIL_STORE_GB", "1e-6")
+    chosen = choose({})
+    assert chosen.settings["data"] == {"balanced": False, "shuffle": "windows"}
+    assert chosen.settings["train"] == {"class_weights": True}
+    assert "exceed the 0.0 GB of the local copy" in chosen.reasons[0]
+    assert choose({"data": {"shuffle": "all"}}).settings["data"] == {"balanced": True}

@@ -29,8 +29,7 @@ VERSION_KEYS = (  # of what fsspec tells about a file, the strongest first
     *("LastModified", "Last-Modified", "mtime", "updated", "created", "last_commit"),
 )
 OPTIONS = {"use_listings_cache": False, "skip_instance_cache": True}
-SINGLE_ATTEMPT = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}  # of botocore
-CLIENT_OPTIONS: dict[str, dict[str, Any]] = {"s3": SINGLE_ATTEMPT, "s3a": SINGLE_ATTEMPT}
+SINGLE_ATTEMPT = {"retries": {"total_max_attempts": 1}}  # of botocore: `retry` does the others
 MINUTES = 10.0  # that a store may fail before a run ends
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds between attempts; doubled after each failure
 REPORT_AFTER, REPORT_EVERY = 5.0, 60.0  # seconds of failures until they are reported, and again
@@ -43,6 +42,7 @@ CLIENTS = (
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _lock, _systems = threading.Lock(), dict[tuple[int, str], Any]()
+_services: list[Any] = []  # botocore's loader, if one was made
 
 
 class StoreError(OutOfResources):
@@ -185,9 +185,8 @@ def open_system(url: str) -> tuple[Any, str]:
     with _lock:
         if key not in _systems:
             try:
-                _systems[key] = fsspec.core.url_to_fs(
-                    url, **OPTIONS, **CLIENT_OPTIONS.get(scheme, {})
-                )[0]
+                options = OPTIONS | (s3_options() if scheme in ("s3", "s3a") else {})
+                _systems[key] = fsspec.core.url_to_fs(url, **options)[0]
                 _systems[key].retries = 1  # of s3fs and gcsfs: `retry` does it, and reports it
             except ImportError as error:
                 what = EXTRAS.get(scheme)
@@ -196,6 +195,23 @@ def open_system(url: str) -> tuple[Any, str]:
             except ValueError as error:
                 raise UserError(f"{url} cannot be opened: {error}") from error
         return _systems[key], _systems[key]._strip_protocol(url)
+
+
+def s3_options() -> dict[str, Any]:
+    """A session for s3fs, with the descriptions of services that an earlier one has parsed.
+
+    A worker process inherits these. Parsing them again would take it half a second.
+    """
+    try:
+        from aiobotocore.session import AioSession
+    except ImportError:  # `open_system` says what to install
+        return {}
+    session = AioSession()
+    if _services:
+        session.register_component("data_loader", _services[0])
+    else:
+        _services.append(session.get_component("data_loader"))
+    return {"session": session, "config_kwargs": SINGLE_ATTEMPT}
 
 
 def make_file(url: str, about: dict[str, Any]) -> StoreFile:
