@@ -25,6 +25,7 @@ Name = Literal[
     "engines",
     "step",
     "input",
+    "remote",
     "load",
     "knn",
     "start-up",
@@ -51,9 +52,10 @@ MINUTES: dict[Name, float] = {  # rough durations, for the progress bar
     "processes": 4,
     "batch": 4,
     "plan": 4,
+    "remote": 1,
 }
 # `make bench` stays under twenty minutes without these
-ONLY_ON_REQUEST = ("load", "start", "engines", "serve", "processes", "batch", "plan")
+ONLY_ON_REQUEST = ("load", "start", "engines", "serve", "processes", "batch", "plan", "remote")
 DEFAULT = tuple(name for name in MINUTES if name not in ONLY_ON_REQUEST)
 LIBRARIES = ("timm", "transformers", "vit_pytorch", "torchvision")
 REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
@@ -61,6 +63,7 @@ REQUIRED: dict[Name, tuple[str, ...]] = {  # import names
     "engines": ("timm", "onnx", "onnxscript", "onnxruntime", "openvino"),
     "step": LIBRARIES,
     "input": ("timm", "torchvision"),
+    "remote": ("s3fs", "moto", "flask", "flask_cors"),
     "load": ("timm", "transformers", "torchvision"),
     "knn": ("sklearn",),
     "start-up": (*LIBRARIES, "onnx", "onnxscript", "onnxruntime"),

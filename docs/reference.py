@@ -19,6 +19,7 @@ BENCHMARKS = {  # a file in bench/results: its title
     "step": "Training step",
     "memory": "Memory of a training step",
     "input": "Reading images",
+    "remote": "Shards in a bucket",
     "load": "Loading weights",
     "start-up": "Start-up",
     "start": "Time to the first step",

@@ -26,6 +26,7 @@ VERBS = {  # command: the function with the same arguments
     "pretrain": vitrail.pretrain,
     "resume": vitrail.resume,
     "check": vitrail.check,
+    "shard": vitrail.shard,
     "search": vitrail.search,
     "compare": vitrail.compare,
     "convert": vitrail.convert,

@@ -343,7 +343,7 @@ def test_no_setting_of_a_model_is_dead():
 OPERATIONAL = {  # how a run is carried out, not what it learns; and what only the user can know
     *("train.save_every", "train.log_every", "train.precision", "train.seed", "train.patience"),
     *("data.skip_broken", "data.workers", "data.cache_gb", "data.disk_gb", "data.columns"),
-    *("data.labelled", "pretrain.comparison", "train.shard", "train.recompute"),
+    *("data.labelled", "data.shuffle", "pretrain.comparison", "train.shard", "train.recompute"),
 }
 
 

@@ -10,6 +10,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from vitrail.batch.similar import Similar as Similar
     from vitrail.batch.similar import similar as similar
     from vitrail.data.open import open_data as open_data
+    from vitrail.data.sharding import Sharding as Sharding
+    from vitrail.data.sharding import shard as shard
     from vitrail.data.sources.catalogue import DatasetInfo as DatasetInfo
     from vitrail.data.sources.catalogue import datasets as datasets
     from vitrail.errors import UserError as UserError
@@ -89,6 +91,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "Report": "vitrail.run.report.make",
     "Run": "vitrail.run.result",
     "SearchResult": "vitrail.tuning.result",
+    "Sharding": "vitrail.data.sharding",
     "Similar": "vitrail.batch.similar",
     "Teacher": "vitrail.run.teacher",
     "UserError": "vitrail.errors",
@@ -123,6 +126,7 @@ _HOMES = {  # imported on first use, so that `vitrail --help` does not wait for 
     "resume": "vitrail.run.resume",
     "search": "vitrail.tuning.optimize",
     "serve": "vitrail.server.serve",
+    "shard": "vitrail.data.sharding",
     "similar": "vitrail.batch.similar",
     "train": "vitrail.run.train",
     "verify": "vitrail.inference.verify",
@@ -151,6 +155,7 @@ __all__ = [
     "Report",
     "Run",
     "SearchResult",
+    "Sharding",
     "Similar",
     "Teacher",
     "UserError",
@@ -185,6 +190,7 @@ __all__ = [
     "resume",
     "search",
     "serve",
+    "shard",
     "similar",
     "train",
     "verify",

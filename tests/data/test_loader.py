@@ -17,7 +17,8 @@ from tests.data.fakes import Deadly, Fake, arrays, encoded, photo, photos
 from vitrail.data import augment
 from vitrail.data.config import AUGMENT_PRESETS, DataConfig, Preprocess
 from vitrail.data.image import load_image
-from vitrail.data.loader import Batch, Loader, count_repeats, epoch_order
+from vitrail.data.loader import Batch, Loader
+from vitrail.data.order import count_repeats, epoch_order
 from vitrail.data.preprocess import preprocess
 from vitrail.data.reading import memory, workers
 from vitrail.errors import OutOfResources, UserError

@@ -138,7 +138,7 @@ Data: TypeAlias = Annotated[
     unset(
         metavar="DATA",
         help="folder of class folders or a zip of it, table of paths and labels, tar shards, "
-        "hf:owner/name, or a built-in name",
+        "a URL such as s3://bucket/photos of any of these, hf:owner/name, or a built-in name",
     ),
 ]
 Model: TypeAlias = Annotated[

@@ -27,6 +27,7 @@ STARTED = time.monotonic()  # `--minutes` count from here
 VERBS = (
     "demo",
     "check",
+    "shard",
     "plan",
     "train",
     "pretrain",

@@ -14,6 +14,7 @@ Policy = Literal["none", "trivial", "rand"]
 Interpolation = Literal["bilinear", "bicubic"]
 PixelType = Literal["uint8", "uint16", "float32"]
 LabelKind = Literal["single", "multi", "partial", "none"]
+Shuffle = Literal["all", "windows"]
 MAX_WORKERS = 1000  # processes; larger numbers are mistakes
 CorruptionScope = Literal["quick", "full"]  # how many images and strengths are evaluated
 
@@ -166,6 +167,7 @@ class DataConfig:
     labelled: float = 1.0  # fraction of the training images whose labels are used
     train_size: int | None = None  # resolution in training, if below that of preprocessing (FixRes)
     balanced: bool = False  # sample every class equally often, whatever its number of images
+    shuffle: Shuffle = "all"  # order of an epoch: of all images, or of windows of remote shards
     skip_broken: bool = False  # skip unreadable images and report how many
     workers: int | None = None  # worker processes for loading (default: one per core, at most 8)
     cache_gb: float | None = None  # RAM for decoded images (default: a third of available memory)
@@ -177,6 +179,13 @@ class DataConfig:
         if self.labels == "multi" and self.balanced:
             raise UserError(
                 "balanced sampling needs one label per image; use `train.class_weights=True`"
+            )
+        if self.shuffle not in get_args(Shuffle):
+            raise UserError(f"shuffle is {self.shuffle!r}; choose {' or '.join(get_args(Shuffle))}")
+        if self.shuffle == "windows" and self.balanced:
+            raise UserError(
+                "balanced sampling needs images in any order; use `train.class_weights=True`, or "
+                "`data.shuffle='all'`"
             )
         if not 0 < self.labelled <= 1:
             raise UserError(f"labelled is {self.labelled!r}; give a fraction above 0, at most 1")

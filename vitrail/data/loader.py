@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from vitrail.data import augment
 from vitrail.data.config import Augment, DataConfig, Preprocess
+from vitrail.data.order import MIX_STREAM, count_repeats, epoch_order, window_order
 from vitrail.data.pixels import Pixels, stored_dtype
 from vitrail.data.preprocess import normalise
 from vitrail.data.reading.cache import (
@@ -29,12 +30,12 @@ from vitrail.data.reading.memory import available_memory, local_world_size, reta
 from vitrail.data.reading.reader import Items, Reader, decode_items
 from vitrail.data.reading.workers import ReportItem, Slot, default_workers, prefetch
 from vitrail.data.source import SPLITS, Source, Split, split_indices
+from vitrail.data.sources.shards import ShardSource
 from vitrail.data.statistics import MAX_IMAGES, MAX_UNCACHED, channel_statistics, pixel_step
 from vitrail.errors import OutOfResources, UserError
 
 SMALL_SIZE = 64  # pixels: up to here whole batches are augmented at once, above by the workers
 MAX_BROKEN_LISTED = 20  # broken images that an error names
-ORDER_STREAM, MIX_STREAM = 1, 2  # purposes of an RNG, so that no two have the same seed
 MEMORY_SHARE, DISK_SHARE = 3, 2  # a third of the memory and half of the disk hold decoded images
 
 log = logging.getLogger(__name__)
@@ -317,8 +318,7 @@ class Loader:
         first, last = (self.batch * (self.rank + end) // self.world_size for end in (0, 1))
         epoch, number = divmod(start, steps)
         while True:
-            labels = self.source.labels[items]
-            chosen = items[epoch_order(labels, self.seed, epoch, self.config.balanced)]
+            chosen = items[self._order(items, epoch)]
             random_ids = chosen
             if self.config.balanced:
                 random_ids = chosen + len(self.source) * count_repeats(chosen)
@@ -326,6 +326,19 @@ class Loader:
                 part = slice(step * self.batch + first, step * self.batch + last)
                 yield Task(epoch * steps + step, epoch, chosen[part], random_ids[part])
             epoch, number = epoch + 1, 0
+
+    def _order(self, items: Items, epoch: int) -> Items:
+        """The positions of the items in the order of an epoch, which no rank or resume changes."""
+        if self.config.shuffle == "all":
+            labels = self.source.labels[items]
+            return epoch_order(labels, self.seed, epoch, self.config.balanced)
+        if not isinstance(self.source, ShardSource):
+            raise UserError(
+                f"`data.shuffle` is 'windows', which is for tar shards, and {self.source.name} has "
+                f"none; set `data.shuffle='all'`"
+            )
+        shards, sizes = self.source.shard_indices[items], self.source.sizes[items]
+        return window_order(shards, sizes, self.batch, self.seed, epoch)
 
     def _images(
         self, split: Split, tasks: Iterator[Task], *, training: bool, size: int | None = None
@@ -447,31 +460,3 @@ class FillBatch:
             return planes
         image = torch.from_numpy(np.ascontiguousarray(planes))
         return augment.augment(image[None], self.after_crop, uniforms)[0].numpy()
-
-
-def epoch_order(labels: NDArray[np.int64], seed: int, epoch: int, balanced: bool) -> Items:
-    """Returns the order of one epoch; if balanced, of the same length with equal class shares."""
-    rng = np.random.default_rng((ORDER_STREAM, seed, epoch))
-    if not balanced:
-        return rng.permutation(len(labels))
-    _, counts = np.unique(labels, return_counts=True)
-    groups = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
-    shares = np.full(len(groups), len(labels) // len(groups))
-    shares[rng.permutation(len(groups))[: len(labels) % len(groups)]] += 1
-    chosen = []
-    for group, share in zip(groups, shares, strict=True):
-        rounds = [rng.permutation(group) for _ in range(-(-share // len(group)))]
-        chosen += [np.concatenate([group[:0], *rounds])[:share]]
-    return rng.permutation(np.concatenate(chosen))
-
-
-def count_repeats(items: Items) -> Items:
-    """Counts the earlier occurrences of each item: 0 for its first."""
-    by_item = np.argsort(items, kind="stable")
-    ordered = items[by_item]
-    is_first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
-    position = np.arange(len(items))
-    since = position - np.maximum.accumulate(np.where(is_first, position, 0))
-    counts = np.empty_like(items)
-    counts[by_item] = since
-    return counts

@@ -1,4 +1,4 @@
-"""Opens a data set by its path or name: folder, table, zip, tar shards, hub, or built-in set."""
+"""Opens a data set by path, URL or name: folder, table, zip, tar shards, hub, or built-in set."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -16,6 +16,8 @@ from vitrail.data.sources import builtin, layouts, shards, table
 from vitrail.data.sources.archive import ZipTree
 from vitrail.data.sources.catalogue import DATASETS
 from vitrail.data.sources.hub_dataset import PREFIX, open_hub_dataset
+from vitrail.data.sources.store import URL, Location, is_url, parse_url
+from vitrail.data.sources.store_tree import StoreTree
 from vitrail.data.sources.tree import FolderTree, Tree
 from vitrail.errors import UserError
 
@@ -37,9 +39,10 @@ def open_data(
     """Opens a data set: a folder of class folders, a table, tar shards or a built-in set.
 
     Args:
-        data: a path, "hf:owner/name" for a data set of the Hugging Face hub, or the name of a
-            built-in set such as "cifar10". The name takes precedence over a folder of the same
-            name, which opens as "./cifar10". A zip of a folder opens like the folder.
+        data: a path, a URL such as "s3://bucket/photos", "hf:owner/name" for a data set of the
+            Hugging Face hub, or the name of a built-in set such as "cifar10". The name takes
+            precedence over a folder of the same name, which opens as "./cifar10". A zip of a folder
+            opens like the folder.
         columns: names of the columns of a table, such as `{"label": "species"}`.
         classes: class names of a model, in its order. Labels must be among them, or be their
             indices from 0. By default the labels found are the classes, in natural order.
@@ -67,9 +70,9 @@ def open_data(
     settings: dict[str, Any] = {"classes": classes, "split": split, "progress": progress}
     if not str(data):
         raise UserError(describe_unknown("", False, tuple(DATASETS)))
-    path, is_hub, is_builtin = files.expand_user(data), is_hub_dataset(data), data in DATASETS
+    path, is_hub, is_builtin = locate(data), is_hub_dataset(data), data in DATASETS
     try:
-        is_table = path.is_file() and path.suffix.lower() in TABLE_SUFFIXES
+        is_table = is_file(path) and path.suffix.lower() in TABLE_SUFFIXES
         tree = None if is_hub or is_builtin or is_table else make_tree(path)
         inner = layouts.enter_only_folder(tree) if tree is not None else None
         tars = shards.find_shards(inner) if inner is not None else []
@@ -91,24 +94,41 @@ def open_data(
     if inner is not None and tars:
         return shards.open_shards(inner, tars, labels=labels, **settings)
     if tree is None:
-        raise UserError(describe_unknown(str(data), path.exists(), tuple(DATASETS)))
+        exists = isinstance(path, URL) or path.exists()
+        raise UserError(describe_unknown(str(data), exists, tuple(DATASETS)))
     return layouts.open_tree(tree, columns=names, labels=labels, **settings)
 
 
-def make_tree(path: Path) -> Tree | None:
-    """The files of a folder or zip; None for anything else."""
+def locate(data: str | Path) -> Location:
+    """The path or URL of a data set."""
+    return parse_url(data) if is_url(data) else files.expand_user(data)
+
+
+def is_file(path: Location) -> bool:
+    """Whether this is a file; of a URL, whether its name looks like one."""
+    if isinstance(path, URL):
+        return path.suffix.lower() in (*TABLE_SUFFIXES, ZIP_SUFFIX)
+    return path.is_file()
+
+
+def make_tree(path: Location) -> Tree | None:
+    """The files of a folder, zip or URL; None for anything else."""
+    if isinstance(path, URL):
+        if is_file(path):
+            raise UserError(f"{path} is a zip; unpack it there, or download it and give its path")
+        return StoreTree(path)
     if path.is_dir():
         return FolderTree(path)
     return ZipTree(path) if path.is_file() and path.suffix.lower() == ZIP_SUFFIX else None
 
 
 def is_hub_dataset(data: str | Path) -> bool:
-    return isinstance(data, str) and data.startswith(PREFIX)
+    return isinstance(data, str) and data.startswith(PREFIX) and not is_url(data)
 
 
 def has_columns(data: str | Path, columns: Columns) -> bool:
     """Whether the labels of a data set come from columns that have these names."""
-    path = files.expand_user(data)
+    path = locate(data)
     if is_hub_dataset(data) or path.suffix.lower() in TABLE_SUFFIXES:
         return True
     tree = make_tree(path) if data not in DATASETS else None
@@ -134,9 +154,9 @@ def make_columns(columns: Mapping[str, str] | Columns | None) -> Columns:
 
 
 def resolve_data(data: str | Path) -> str:
-    """Returns the name of a built-in set or of the hub, else the absolute path."""
+    """Returns the name of a built-in set or of the hub, else the absolute path or the URL."""
     known = data in DATASETS or is_hub_dataset(data)
-    return str(data) if known else str(files.expand_user(data).resolve())
+    return str(data) if known else str(locate(data).resolve())
 
 
 def describe_unknown(data: str, exists: bool, sets: Sequence[str]) -> str:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from vitrail.data.config import DataConfig, PixelType, Preprocess
 from vitrail.data.image import load_image
-from vitrail.data.loader import Batch, Loader, count_repeats
+from vitrail.data.loader import Batch, Loader
+from vitrail.data.order import count_repeats
 from vitrail.data.pixels import Pixels
 from vitrail.data.source import Item, Source
 from vitrail.errors import UserError
@@ -81,7 +82,7 @@ def preview_augmentation(
     """
     if config.train_size is not None:
         preprocess = replace(preprocess, size=config.train_size)
-    config = replace(config, workers=0, disk_gb=0, balanced=False, train_size=None)
+    config = replace(config, workers=0, disk_gb=0, train_size=None, balanced=False, shuffle="all")
     loader = Loader(
         load_into_memory(source, items),
         preprocess,

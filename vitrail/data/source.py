@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.config import LabelKind
 from vitrail.data.reading.contents import expect_reads
+from vitrail.data.sources.store import Location
 
 Split = Literal["train", "val", "test"]
 EvaluationSplit = Literal["train", "val", "test", "all"]
@@ -41,8 +41,8 @@ class Source(Protocol):
         """A short name, used in run names: "flowers", "cifar10"."""
 
     @property
-    def path(self) -> Path | None:
-        """The folder or table it was opened from; None if the pixels are in memory."""
+    def path(self) -> Location | None:
+        """The folder, table or URL it was opened from; None if the pixels are in memory."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -65,7 +65,10 @@ class Source(Protocol):
 
     @property
     def mtimes(self) -> NDArray[np.int64]:
-        """Modification time of each item's file, in nanoseconds since 1970; 0 without a file."""
+        """Modification time of each item's file, in nanoseconds since 1970; 0 without a file.
+
+        In a store, a number that changes with the version of the file.
+        """
 
     @property
     def ignored(self) -> Mapping[str, str]:

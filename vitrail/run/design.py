@@ -11,6 +11,8 @@ from vitrail.data.config import AUGMENT_PRESETS, Augment, Preprocess
 from vitrail.data.open import resolve_data
 from vitrail.data.source import Source, is_labelled
 from vitrail.data.sources.catalogue import DATASETS
+from vitrail.data.sources.shards import ShardSource
+from vitrail.data.sources.store_cache import copy_limit
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.cost import count_macs
@@ -166,6 +168,7 @@ def compose_design(
     why: list[str],
 ) -> Design:
     """The chosen settings, changed by those requested, and checked."""
+    adapt_to_store(choice, source, requested)
     reasons = [f"{source.name}: {summary}", explain_device(device, request.device), *why]
     reasons += choice.reasons
     if changed := list_changes(choice.settings, requested):
@@ -179,6 +182,26 @@ def compose_design(
     recipe = settings_from_dict(Recipe, settings)
     check_recipe(recipe, summary)
     return Design(recipe=recipe, reasons=reasons, settings=choice.settings, measured=measured)
+
+
+def adapt_to_store(choice: auto.Choice, source: Source, requested: Mapping[str, Any]) -> None:
+    """Shuffles windows of shards that are in a store and exceed the local copy."""
+    if not isinstance(source, ShardSource) or isinstance(source.path, Path):
+        return
+    size, limit = int(source.sizes.sum()), copy_limit()
+    if size <= limit or "shuffle" in requested.get("data", {}):
+        return
+    data = choice.settings.setdefault("data", {})
+    data["shuffle"] = "windows"
+    how = ""
+    if data.get("balanced"):
+        data["balanced"] = False
+        choice.settings["train"]["class_weights"] = True
+        how = " and class weights instead of balanced sampling"
+    choice.reasons.append(
+        f"order: windows of shards{how}, as {size / 1e9:.1f} GB exceed the {limit / 1e9:.1f} GB "
+        f"of the local copy (VITRAIL_STORE_GB)"
+    )
 
 
 def design_pretraining(

@@ -287,7 +287,9 @@ def measure_rate(recipe: Recipe, device: Device, count: int) -> float | None:
 def measure_reading(recipe: Recipe, source: Source, *, cached: bool) -> float:
     """Seconds of one core to decode and augment a training image; cached, only to augment it."""
     sample = load_into_memory(source, sample_indices(source).tolist())
-    settings = replace(recipe.data, workers=0, disk_gb=0, balanced=False, skip_broken=True)
+    settings = replace(
+        recipe.data, workers=0, disk_gb=0, balanced=False, shuffle="all", skip_broken=True
+    )
     if not cached:
         settings = replace(settings, cache_gb=0)
     with limit_threads(1):

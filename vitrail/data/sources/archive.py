@@ -5,22 +5,22 @@ overlap and zip bombs. Every file is checked against its size and checksum when 
 """
 
 import io
-import posixpath
 import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.image import MAX_BYTES, SUFFIXES, check_file_size, read_error
+from vitrail.data.image import MAX_BYTES, check_file_size, read_error
 from vitrail.data.sources.index_cache import DAMAGED_ARCHIVE
 from vitrail.data.sources.places import modification_time
-from vitrail.data.sources.tree import File, Folder, MissingFile, is_hidden
+from vitrail.data.sources.tree import File, ListedTree, Place, is_hidden
 from vitrail.errors import UserError
 
 LOCAL_HEADER = 30  # bytes before the name and the extra field of a file
@@ -28,69 +28,40 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 BOMB_BYTES, BOMB_RATIO = 2**30, 100  # of a zip bomb when unpacked, and to the size of the zip
 
 
-class ZipTree:
+class ZipTree(ListedTree):
     """The visible files of a zip, below a folder in it."""
 
     def __init__(self, path: Path):
-        self.path, self.name, self.prefix = path.absolute(), path.stem, ""
+        self.path, self.name = path.absolute(), path.stem
         self.entries = {
             info.filename: info
             for info in read_directory(self.path)
             if not any(map(is_hidden, info.filename.rstrip("/").split("/")))
         }
-        self.mtime = modification_time(path.stat())
+        mtime = modification_time(path.stat())
+        listed = {
+            name: None if info.is_dir() else File(name, info.file_size, mtime)
+            for name, info in self.entries.items()
+        }
+        super().__init__(listed, [name for name, info in self.entries.items() if is_link(info)])
 
     def enter(self, folder: str) -> "ZipTree":
         inner = ZipTree.__new__(ZipTree)
-        inner.path, inner.name, inner.mtime = self.path, self.name, self.mtime
-        inner.prefix = f"{self.prefix}{folder}/"
+        inner.path, inner.name, start = self.path, self.name, f"{folder}/"
         inner.entries = {
-            name.removeprefix(f"{folder}/"): info
+            name.removeprefix(start): info
             for name, info in self.entries.items()
-            if name.startswith(f"{folder}/") and name != f"{folder}/"
+            if name.startswith(start)
         }
+        inner.links = {name.removeprefix(start) for name in self.links if name.startswith(start)}
+        inner.listed = self.list_below(folder)
         return inner
-
-    def scan(self, ignored: dict[str, str]) -> Iterator[Folder]:
-        folders: dict[tuple[str, ...], Folder] = {(): Folder(())}
-        for name in sorted(self.entries):
-            info, parts = self.entries[name], tuple(name.rstrip("/").split("/"))
-            for depth in range(1, len(parts) + info.is_dir()):
-                folders.setdefault(parts[:depth], Folder(parts[:depth]))
-            if info.is_dir():
-                continue
-            if stat.S_ISLNK(info.external_attr >> 16):
-                ignored[name] = "a link, which is not followed in a zip"
-            elif posixpath.splitext(name)[1].lower() not in SUFFIXES:
-                ignored[name] = "does not have the extension of an image"
-            else:
-                folder = folders[parts[:-1]]
-                folder.names.append(name)
-                folder.sizes.append(info.file_size)
-                folder.mtimes.append(self.mtime)
-        return iter([folders[parts] for parts in sorted(folders)])
-
-    def list_names(self, folder: str = "") -> Sequence[str]:
-        start = f"{folder}/" if folder else ""
-        inside = (name[len(start) :] for name in self.entries if name.startswith(start))
-        return sorted({first + slash for first, slash, _ in (n.partition("/") for n in inside)})
-
-    def find(self, path: str) -> File:
-        name = posixpath.normpath(path)
-        if name.startswith(("/", "../")):
-            raise UserError(f"{path} is outside the folder of the table")
-        info = self.entries.get(name)
-        if info is None:
-            raise MissingFile(f"{path}: no such file in the zip")
-        if info.is_dir() or stat.S_ISLNK(info.external_attr >> 16):
-            raise UserError(f"{path} is not a regular file")
-        return File(name, info.file_size, self.mtime)
 
     def open_file(self, name: str) -> BinaryIO:
         size = self.entries[name].file_size
         return io.BytesIO(read_member(self.path, size, locate_member(self.entries[name])))
 
-    def find_bytes(self, name: str) -> tuple[Path, int, int]:
+    def find_bytes(self, name: str) -> Place:
         info = self.entries[name]
         if info.compress_type != zipfile.ZIP_STORED:
             raise UserError(
@@ -101,8 +72,27 @@ class ZipTree:
             seek_content(file, info.header_offset)
             return self.path, file.tell(), file.tell() + info.file_size
 
-    def locate(self, names: Sequence[str]) -> NDArray[np.int64]:
-        return np.array([locate_member(self.entries[name]) for name in names], np.int64)
+    def locate(self, names: Sequence[str]) -> "ZipMembers":
+        places = [locate_member(self.entries[name]) for name in names]
+        return ZipMembers(self.path, np.array(places, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class ZipMembers:
+    """Images in a zip, each with its place there."""
+
+    path: Path
+    places: NDArray[np.int64]  # see `locate_member`
+
+    def read(self, index: int, size: int) -> bytes:
+        return read_member(self.path, size, self.places[index])
+
+    def select(self, indices: Sequence[int]) -> "ZipMembers":
+        return ZipMembers(self.path, self.places[indices])
+
+
+def is_link(info: zipfile.ZipInfo) -> bool:
+    return stat.S_ISLNK(info.external_attr >> 16)
 
 
 def locate_member(info: zipfile.ZipInfo) -> tuple[int, int, int, int]:

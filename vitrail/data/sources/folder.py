@@ -7,7 +7,6 @@ with the reason.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ from vitrail.data.config import LabelKind
 from vitrail.data.image import READABLE, read_file
 from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.source import UNLABELLED, Item
-from vitrail.data.sources.archive import read_member
 from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
-from vitrail.data.sources.tree import Folder, Tree
+from vitrail.data.sources.store import Location
+from vitrail.data.sources.tree import Folder, Members, Tree
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
@@ -30,8 +29,8 @@ class FileSource:
     """Image files and their labels, from a folder, a table or a zip."""
 
     name: str
-    path: Path  # the folder, table or zip
-    root: Path  # `ids` are paths from here
+    path: Location  # the folder, table or zip
+    root: Location  # `ids` are paths from here
     classes: tuple[str, ...]
     labels: NDArray[Any]  # class indices; multi-label: (images, classes) of 0 and 1
     splits: NDArray[np.str_]
@@ -39,7 +38,7 @@ class FileSource:
     sizes: NDArray[np.int64]
     mtimes: NDArray[np.int64]
     ignored: dict[str, str]
-    members: NDArray[np.int64] | None = None  # in a zip: where each image is (`read_member`)
+    members: Members | None = None  # of a zip or a store
     contents: ContentBuffer = field(default_factory=ContentBuffer, repr=False)
 
     def __len__(self) -> int:
@@ -55,7 +54,7 @@ class FileSource:
     def _read(self, index: int, path: str) -> bytes:
         size = int(self.sizes[index])
         if self.members is not None:
-            return read_member(self.path, size, self.members[index])
+            return self.members.read(index, size)
         content = read_file(path)
         if len(content) != size:
             raise UserError(
@@ -136,7 +135,7 @@ def open_unlabelled(
 
 
 def merge_folders(
-    path: Path,
+    path: Location,
     name: str,
     classes: tuple[str, ...],
     parts: list[tuple[Folder, str, int]],
@@ -201,13 +200,13 @@ def find_inner_folder(folders: list[Folder]) -> str | None:
     return used[0][0]
 
 
-def describe_single_class(path: Path, folders: list[Folder], name: str) -> str:
+def describe_single_class(path: Location, folders: list[Folder], name: str) -> str:
     inner = next((folder for folder in folders if len(folder.parts) == 2 and folder.names), None)
     hint = f"; did you mean {path / inner.parts[0]}?" if inner else ""
     return f"{path} has only one class, {name!r}; at least 2 are needed{hint}"
 
 
-def describe_no_images(path: Path, ignored: dict[str, str]) -> str:
+def describe_no_images(path: Location, ignored: dict[str, str]) -> str:
     hint = ""
     if ignored:
         name, why = next(iter(ignored.items()))

@@ -169,6 +169,6 @@ def merge_copies(source: FileSource, progress: bool) -> FileSource:
         ids=PackedNames(source.ids[number] for number in kept),
         sizes=source.sizes[kept],
         mtimes=source.mtimes[kept],
-        members=None if source.members is None else source.members[kept],
+        members=None if source.members is None else source.members.select(kept),
         contents=ContentBuffer(),
     )

@@ -42,7 +42,7 @@ def data_folder() -> Path:
 
 def check_output_path(source: "Source", path: Path, argument: str) -> None:
     """Raises if `path`, the value of `argument`, is inside the data folder or one of its files."""
-    if source.path is None:
+    if not isinstance(source.path, Path):  # in memory, or in a store
         return
     output, root = files.expand_user(path).resolve(), source.path.resolve()
     if root.is_dir():

@@ -3,16 +3,20 @@
 Each shard is indexed once. `train-000.tar` or a folder `train/` gives the split; `classes.txt`, one
 name per line, gives the names of the indices in `.cls`. A zip that does not compress the shards is
 read in place. Skips members that are not regular files. A key ends at the first dot of a name, so
-`a.b.jpg` is not an image; `ignored` lists such members.
+`a.b.jpg` is not an image; `ignored` lists such members. In a store, `train-000.tar.npz` beside
+`train-000.tar` is its index, if `vitrail shard` wrote them; others are read once to be indexed.
 """
 
+import io
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +25,29 @@ from vitrail.data.config import LabelKind
 from vitrail.data.image import MAX_BYTES, SUFFIXES, check_file_size, read_error
 from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.source import UNLABELLED, Item
-from vitrail.data.sources.index_cache import load_arrays, save_arrays
+from vitrail.data.sources.index_cache import (
+    DAMAGED_ARCHIVE,
+    load_arrays,
+    pack_arrays,
+    save_arrays,
+    unpack_arrays,
+)
 from vitrail.data.sources.multi_label import LabelCells, check_single_labels, encode_labels
 from vitrail.data.sources.names import PackedNames, make_unique, match_labels, normalise_name
 from vitrail.data.sources.places import modification_time
-from vitrail.data.sources.tree import Tree, is_hidden
+from vitrail.data.sources.store import Location, StoreError, StoreFile
+from vitrail.data.sources.store_cache import StoreReader, read_range
+from vitrail.data.sources.store_tree import version_number
+from vitrail.data.sources.tree import Place, Tree, is_hidden
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.progress import progress_bar
 from vitrail.errors import UserError
 
 MAX_LABEL_BYTES = 10_000  # of a `.cls` member
 IMAGE_SUFFIXES = tuple(SUFFIXES)
-INDEX_VERSION = 3  # of the cached index: increase it when the arrays change
+INDEX_VERSION = 4  # of the cached index: increase it when the arrays change
+INDEX_SUFFIX = ".npz"  # of the index that `vitrail shard` writes beside each shard
+INDEX_THREADS = 8  # they wait for the store most of the time
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +55,7 @@ class ShardSource:
     """Images inside tar files, each located by its shard, offset and size."""
 
     name: str
-    path: Path
+    path: Location
     classes: tuple[str, ...]
     labels: NDArray[Any]  # class indices; multi-label: (images, classes) of 0 and 1
     splits: NDArray[np.str_]
@@ -48,10 +63,11 @@ class ShardSource:
     sizes: NDArray[np.int64]
     mtimes: NDArray[np.int64]
     ignored: dict[str, str]
-    files: tuple[Path, ...]  # of the shards on disk: tar files, or the zip for each of them
+    files: tuple[Path | StoreFile, ...]  # of the shards: tar files, or the zip for each of them
     shard_indices: NDArray[np.int64]  # the shard of each image
     offsets: NDArray[np.int64]  # of its bytes in the file on disk
     suffixes: NDArray[np.uint8]  # of its name, as an index into IMAGE_SUFFIXES
+    checksums: NDArray[np.int64]  # its CRC-32 in an index that came with the shards, else -1
     contents: ContentBuffer = field(default_factory=ContentBuffer, repr=False)
 
     def __len__(self) -> int:
@@ -59,17 +75,26 @@ class ShardSource:
 
     def __getitem__(self, index: int) -> Item:
         file = self.files[self.shard_indices[index]]
-        content = self.contents.read(index, file, lambda: self._read(file, index))
+        path = file if isinstance(file, Path) else file.url
+        content = self.contents.read(index, path, lambda: self._read(file, index))
         suffix = IMAGE_SUFFIXES[self.suffixes[index]]
         return Item(content, self.labels[index], self.ids[index], suffix)
 
-    def _read(self, path: Path, index: int) -> bytes:
-        size = int(self.sizes[index])
+    def _read(self, file: Path | StoreFile, index: int) -> bytes:
+        offset, size = int(self.offsets[index]), int(self.sizes[index])
         check_file_size(size, MAX_BYTES)
+        if isinstance(file, StoreFile):
+            content = read_range(file, offset, size)
+            if self.checksums[index] not in (-1, zlib.crc32(content)):
+                raise StoreError(
+                    f"not what the index of {file.url} describes; write the shards again, or "
+                    f"delete {posixpath.basename(file.url)}{INDEX_SUFFIX}"
+                )
+            return content
         try:
-            with open(path, "rb") as file:
-                file.seek(int(self.offsets[index]))
-                content = file.read(size)
+            with open(file, "rb") as opened:
+                opened.seek(offset)
+                content = opened.read(size)
         except OSError as error:
             raise read_error(error) from error
         if len(content) < size:
@@ -87,6 +112,26 @@ class ShardIndex:
     sizes: NDArray[np.int64]
     suffixes: NDArray[np.uint8]
     dotted: PackedNames  # members left out because their key would contain a dot
+    checksums: NDArray[np.int64]  # CRC-32 of each image, -1 if unknown
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        arrays: dict[str, np.ndarray] = {"offsets": self.offsets, "sizes": self.sizes}
+        arrays |= {"suffixes": self.suffixes, "checksums": self.checksums}
+        arrays |= {"keys": self.keys.array, "key_starts": self.keys.starts}
+        arrays |= {"labels": self.labels.array, "label_starts": self.labels.starts}
+        return arrays | {"dotted": self.dotted.array, "dotted_starts": self.dotted.starts}
+
+    @classmethod
+    def from_arrays(cls, saved: Mapping[str, np.ndarray]) -> "ShardIndex":
+        return cls(
+            PackedNames.unpack(saved["keys"], saved["key_starts"]),
+            PackedNames.unpack(saved["labels"], saved["label_starts"]),
+            saved["offsets"],
+            saved["sizes"],
+            saved["suffixes"],
+            PackedNames.unpack(saved["dotted"], saved["dotted_starts"]),
+            saved["checksums"],
+        )
 
 
 def find_shards(tree: Tree) -> list[str]:
@@ -117,8 +162,8 @@ def open_shards(
     shard_splits = parse_splits(shards)
     with progress_bar("indexing shards", len(shards), show=progress) as advance:
         indices, places = [], [tree.find_bytes(shard) for shard in shards]
-        for shard, place in zip(shards, places, strict=True):
-            indices.append(load_or_build_index(tree.path / shard, place))
+        for index in load_indices(tree, shards, places):
+            indices.append(index)
             advance(1)
     counts = [len(index.keys) for index in indices]
     texts = [normalise_name(label) for index in indices for label in index.labels]
@@ -129,7 +174,7 @@ def open_shards(
     ids = PackedNames(f"{shard}:{key}" for shard, index in pairs for key in index.keys)
     dotted = [f"{shard}:{name}" for shard, index in pairs for name in index.dotted]
     names, encoded = encode_shard_labels(tree, texts, ids, classes, labels, separator)
-    mtimes = [modification_time(file.stat()) for file, _, _ in places]
+    mtimes = [shard_time(file) for file, _, _ in places]
     source = ShardSource(
         name=tree.name,
         path=tree.path,
@@ -144,6 +189,7 @@ def open_shards(
         shard_indices=np.repeat(np.arange(len(shards)), counts),
         offsets=np.concatenate([index.offsets for index in indices]),
         suffixes=np.concatenate([index.suffixes for index in indices]),
+        checksums=np.concatenate([index.checksums for index in indices]),
     )
     return assign_splits(source, split=split, progress=progress)
 
@@ -229,34 +275,79 @@ def parse_splits(shards: list[str]) -> list[str]:
     return shard_splits
 
 
-def load_or_build_index(shard: Path, place: tuple[Path, int, int]) -> ShardIndex:
+def load_indices(tree: Tree, shards: list[str], places: list[Place]) -> Iterator[ShardIndex]:
+    """The index of each shard; those of a store are read by several threads."""
+
+    def load(number: int) -> ShardIndex:
+        return load_or_build_index(tree, shards[number], places[number])
+
+    if not any(isinstance(file, StoreFile) for file, _, _ in places):
+        yield from map(load, range(len(shards)))
+        return
+    pool = ThreadPoolExecutor(INDEX_THREADS)
+    try:
+        yield from pool.map(load, range(len(shards)))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def load_or_build_index(tree: Tree, shard: str, place: Place) -> ShardIndex:
     """The index of a shard, from the cache if its size and modification time are unchanged."""
     file, start, end = place
-    version = np.array([INDEX_VERSION, start, end, modification_time(file.stat())], np.int64)
-    saved = load_arrays("shards", shard)
+    version = np.array([INDEX_VERSION, start, end, shard_time(file)], np.int64)
+    saved = load_arrays("shards", tree.path / shard)
     if np.array_equal(saved.get("version", ()), version):
-        keys = PackedNames.unpack(saved["keys"], saved["key_starts"])
-        labels = PackedNames.unpack(saved["labels"], saved["label_starts"])
-        dotted = PackedNames.unpack(saved["dotted"], saved["dotted_starts"])
-        return ShardIndex(keys, labels, saved["offsets"], saved["sizes"], saved["suffixes"], dotted)
-    index = build_index(shard, place)
-    arrays: dict[str, np.ndarray] = {"version": version}
-    arrays |= {"offsets": index.offsets, "sizes": index.sizes, "suffixes": index.suffixes}
-    arrays |= {"keys": index.keys.array, "key_starts": index.keys.starts}
-    arrays |= {"labels": index.labels.array, "label_starts": index.labels.starts}
-    arrays |= {"dotted": index.dotted.array, "dotted_starts": index.dotted.starts}
-    save_arrays("shards", shard, arrays)
+        return ShardIndex.from_arrays(saved)
+    index = None
+    if isinstance(file, StoreFile):
+        index = read_index(tree, shard, file.size)
+    index = index or build_index(tree.path / shard, place)
+    save_arrays("shards", tree.path / shard, {"version": version, **index.to_arrays()})
     return index
 
 
-def build_index(shard: Path, place: tuple[Path, int, int]) -> ShardIndex:
+def shard_time(file: Path | StoreFile) -> int:
+    """The modification time of a shard, or a number that changes with its version."""
+    if isinstance(file, StoreFile):
+        return version_number(file)
+    return modification_time(file.stat())
+
+
+def write_index(index: ShardIndex, size: int, sha256: str, purpose: str) -> bytes:
+    """The index that is stored beside a shard, which has this size and checksum."""
+    arrays = {"version": np.array([INDEX_VERSION, size], np.int64), **index.to_arrays()}
+    arrays |= {"sha256": np.frombuffer(bytes.fromhex(sha256), np.uint8)}
+    return pack_arrays({**arrays, "purpose": np.frombuffer(purpose.encode(), np.uint8)})
+
+
+def read_index(tree: Tree, shard: str, size: int) -> ShardIndex | None:
+    """The index beside a shard; None if it is absent, damaged, or of a file of another size."""
+    folder, name = posixpath.split(f"{shard}{INDEX_SUFFIX}")
+    if name not in tree.list_names(folder):
+        return None
+    try:
+        with tree.open_file(f"{shard}{INDEX_SUFFIX}") as file:
+            saved = unpack_arrays(file.read())
+        index = ShardIndex.from_arrays(saved)
+        counts = {len(column) for column in (index.keys, index.labels, index.offsets, index.sizes)}
+        counts |= {len(index.suffixes), len(index.checksums)}
+        known = saved["version"].tolist() == [INDEX_VERSION, size] and len(counts) == 1
+        ends = index.offsets + index.sizes
+        inside = min(index.offsets.min(), index.sizes.min()) >= 0 and ends.max() <= size
+        suffixes = index.suffixes.max() < len(IMAGE_SUFFIXES)
+        return index if known and inside and suffixes and list(index.keys) else None
+    except DAMAGED_ARCHIVE:
+        return None
+
+
+def build_index(shard: Location, place: Place) -> ShardIndex:
     """Reads every header of a tar file, and the text of every `.cls`."""
     path, start, end = place
     images: dict[str, tuple[int, int, int]] = {}
     labels: dict[str, str] = {}
     dotted: list[tuple[str, str]] = []  # the name of an image, and the key it would have
     try:
-        with open(path, "rb") as file:
+        with open_shard(path) as file:
             for member in iterate_members(file, start, end):
                 add_member(member, file, images, labels, dotted)
     except RecursionError as error:  # headers that each announce another header
@@ -273,7 +364,14 @@ def build_index(shard: Path, place: tuple[Path, int, int]) -> ShardIndex:
         columns[:, 1].copy(),
         columns[:, 2].astype(np.uint8),
         PackedNames(name for name, key in dotted if key not in images),
+        np.full(len(images), -1, np.int64),
     )
+
+
+def open_shard(file: Path | StoreFile) -> BinaryIO:
+    if isinstance(file, StoreFile):
+        return cast(BinaryIO, io.BufferedReader(StoreReader(file)))
+    return open(file, "rb")
 
 
 def iterate_members(file: BinaryIO, start: int, end: int) -> Iterable[tarfile.TarInfo]:

@@ -12,7 +12,6 @@ import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,8 @@ from vitrail.data.sources.multi_label import (
     looks_binary,
 )
 from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
+from vitrail.data.sources.store import URL, Location
+from vitrail.data.sources.store_tree import StoreTree
 from vitrail.data.sources.tree import File, FolderTree, MissingFile, Tree
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.errors import UserError
@@ -47,9 +48,9 @@ class Table:
     by_folder: bool = False  # the first folder of a path may be a split: `train/cat1.jpg`
 
 
-def open_table(path: Path, **settings: Any) -> FileSource:
-    """All rows of a table on disk."""
-    tree = FolderTree(path.parent)
+def open_table(path: Location, **settings: Any) -> FileSource:
+    """All rows of a table on disk, or in a store."""
+    tree = StoreTree(path.parent) if isinstance(path, URL) else FolderTree(path.parent)
     tree.name = path.stem
     return open_tables(tree, [Table(path.name)], path=path.absolute(), **settings)
 
@@ -58,7 +59,7 @@ def open_tables(
     tree: Tree,
     tables: Sequence[Table],
     *,
-    path: Path | None = None,
+    path: Location | None = None,
     columns: Columns,
     classes: Sequence[str] | None,
     labels: LabelKind | None,
@@ -283,7 +284,7 @@ def choose_path_column(columns: Columns, header: Sequence[str]) -> Columns:
 
 
 def read_csv_rows(
-    reader: Iterator[list[str]], path: Path, columns: Columns, labels: LabelKind | None
+    reader: Iterator[list[str]], path: Location, columns: Columns, labels: LabelKind | None
 ) -> Iterator[tuple[int, Cells]]:
     header = [name.strip() for name in next(reader, [])]
     columns = choose_path_column(columns, header)
@@ -316,7 +317,7 @@ def read_csv_rows(
 
 
 def read_jsonl_rows(
-    lines: Iterator[str], path: Path, columns: Columns, labels: LabelKind | None
+    lines: Iterator[str], path: Location, columns: Columns, labels: LabelKind | None
 ) -> Iterator[tuple[int, Cells]]:
     by_class: bool | None = None  # whether each class has a column; the first row decides
     for row, entry in iterate_objects(lines, path):
@@ -337,7 +338,7 @@ def read_jsonl_rows(
         yield row, cells
 
 
-def iterate_objects(lines: Iterator[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def iterate_objects(lines: Iterator[str], path: Location) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number of each line that is not empty, and its JSON object."""
     for row, line in enumerate(lines, 1):
         if not line.strip():
@@ -354,7 +355,7 @@ def iterate_objects(lines: Iterator[str], path: Path) -> Iterator[tuple[int, dic
 
 
 def check_columns(
-    header: list[str], path: Path, columns: Columns, labels: LabelKind | None, binary: bool
+    header: list[str], path: Location, columns: Columns, labels: LabelKind | None, binary: bool
 ) -> None:
     """Raises unless each named column occurs exactly once.
 

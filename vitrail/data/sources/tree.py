@@ -1,21 +1,20 @@
-"""The files of a data set by their paths: in a folder on disk, or in a zip that is not unpacked.
+"""The files of a data set by their paths: in a folder on disk, in a zip, or in a store.
 
 Skips hidden files and folders, and those that operating systems create (`Thumbs.db`). Does not
 follow links to folders, which could form a loop, nor links to files outside.
 """
 
 import os
+import posixpath
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vitrail.data.image import SUFFIXES
 from vitrail.data.sources.places import modification_time
+from vitrail.data.sources.store import Location, StoreFile
 from vitrail.errors import UserError
 from vitrail.files import RESOURCE_ERRORS, describe_os_error
 
@@ -44,12 +43,22 @@ class Folder:
     mtimes: list[int] = field(default_factory=list)
 
 
+class Members(Protocol):
+    """The images of a data set that are not files on disk."""
+
+    def read(self, index: int, size: int) -> bytes:
+        """Reads an image; a `UserError` gives the reason without its name."""
+
+    def select(self, indices: Sequence[int]) -> "Members":
+        """Some of the images."""
+
+
 class Tree(Protocol):
     """Files below a root."""
 
     @property
-    def path(self) -> Path:
-        """The folder, or the zip file."""
+    def path(self) -> Location:
+        """The folder, the zip file, or the URL."""
 
     @property
     def name(self) -> str:
@@ -67,14 +76,69 @@ class Tree(Protocol):
     def open_file(self, name: str) -> BinaryIO:
         """Opens a file for reading."""
 
-    def find_bytes(self, name: str) -> tuple[Path, int, int]:
-        """The file on disk that holds this file as it is, and the first and last of its bytes."""
+    def find_bytes(self, name: str) -> "Place":
+        """The file that holds this file as it is, and the first and last of its bytes."""
 
     def enter(self, folder: str) -> "Tree":
         """The files below one of the folders."""
 
-    def locate(self, names: Sequence[str]) -> NDArray[np.int64] | None:
-        """Where a zip has each of these files (see `archive.read_member`); None on disk."""
+    def locate(self, names: Sequence[str]) -> Members | None:
+        """These files in a zip or a store; None on disk, where paths lead to them."""
+
+
+Place = tuple[Path | StoreFile, int, int]  # of a file's bytes
+
+
+class ListedTree:
+    """Files that were listed at once, below a root that is not a folder on disk."""
+
+    def __init__(self, listed: Mapping[str, File | None], links: Sequence[str] = ()):
+        self.listed = listed  # by path from the root; None for a folder
+        self.links = set(links)  # paths that are not files themselves
+
+    def scan(self, ignored: dict[str, str]) -> Iterator[Folder]:
+        folders: dict[tuple[str, ...], Folder] = {(): Folder(())}
+        for name in sorted(self.listed):
+            file, parts = self.listed[name], tuple(name.rstrip("/").split("/"))
+            for depth in range(1, len(parts) + (file is None)):
+                folders.setdefault(parts[:depth], Folder(parts[:depth]))
+            if file is None:
+                continue
+            if name in self.links:
+                ignored[name] = "a link, which is not followed in a zip"
+            elif posixpath.splitext(name)[1].lower() not in SUFFIXES:
+                ignored[name] = "does not have the extension of an image"
+            else:
+                folder = folders[parts[:-1]]
+                folder.names.append(name)
+                folder.sizes.append(file.size)
+                folder.mtimes.append(file.mtime)
+        return iter([folders[parts] for parts in sorted(folders)])
+
+    def list_names(self, folder: str = "") -> Sequence[str]:
+        start = f"{folder}/" if folder else ""
+        inside = (name[len(start) :] for name in self.listed if name.startswith(start))
+        return sorted({first + slash for first, slash, _ in (n.partition("/") for n in inside)})
+
+    def find(self, path: str) -> File:
+        name = posixpath.normpath(path)
+        if name.startswith(("/", "../")):
+            raise UserError(f"{path} is outside the folder of the table")
+        if name not in self.listed and f"{name}/" not in self.listed:
+            raise MissingFile(f"{path}: no such file")
+        file = self.listed.get(name)
+        if file is None or name in self.links:
+            raise UserError(f"{path} is not a regular file")
+        return file
+
+    def list_below(self, folder: str) -> dict[str, File | None]:
+        """What is below one of the folders, by path from there."""
+        start = f"{folder}/"
+        return {
+            name.removeprefix(start): file and replace(file, name=file.name.removeprefix(start))
+            for name, file in self.listed.items()
+            if name.startswith(start) and name != start
+        }
 
 
 class FolderTree:
@@ -124,7 +188,7 @@ class FolderTree:
     def open_file(self, name: str) -> BinaryIO:
         return open(self.path / name, "rb")
 
-    def find_bytes(self, name: str) -> tuple[Path, int, int]:
+    def find_bytes(self, name: str) -> Place:
         return self.path / name, 0, (self.path / name).stat().st_size
 
     def enter(self, folder: str) -> "FolderTree":
