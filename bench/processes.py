@@ -44,12 +44,12 @@ def run(budget: Budget, progress: OnProgress) -> dict[str, Any]:
         Case(
             label=f"step of {MODEL}, FSDP2 and DDP",
             unit="ms",
-            measure=partial(measure_steps, vitrail="full", DDP="off"),
+            measure=partial(measure_steps, {"vitrail": "full", "DDP": "off"}),
         ),
         Case(
             label=f"step of {MODEL}, {RANKS} processes and one",
             unit="ms",
-            measure=partial(measure_steps, vitrail="off", **{"one process": "single"}),
+            measure=partial(measure_steps, {"vitrail": "off", "one process": "single"}),
         ),
         Case(
             label=f"checkpoint of {PARAMETERS // 10**6} M parameters",
@@ -68,7 +68,7 @@ def run(budget: Budget, progress: OnProgress) -> dict[str, Any]:
         measured_steps.cache_clear()
 
 
-def measure_steps(budget: Budget, **contenders: str) -> Times:
+def measure_steps(contenders: dict[str, str], budget: Budget) -> Times:
     times = measured_steps(max(budget.min_rounds, min(budget.rounds, int(2 * budget.seconds))))
     return {name: times[kind] for name, kind in contenders.items()}
 
@@ -99,9 +99,11 @@ def launch(kind: str, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def make_recipe(model: str, image: int, batch: int, shard: Shard, **vit: int) -> Recipe:
+def make_recipe(
+    model: str, image: int, batch: int, shard: Shard, depth: int | None = None
+) -> Recipe:
     train = TrainConfig(batch=batch, optimizer="adamw", ema=0.999, shard=shard)
-    config = preset(model, image=image, classes=10, head="linear", **vit)
+    config = preset(model, image=image, classes=10, head="linear", depth=depth)
     return Recipe(vit=config, train=train)
 
 
@@ -145,7 +147,7 @@ def time_checkpoint(world: World, folder: Path, parameters: int) -> dict[str, li
         if kind == "vitrail":
             save_checkpoint(folder / "run" / "checkpoints", 1, tensors, {}, world)
         else:
-            data = memoryview(shared.view(torch.uint8).numpy())
+            data = shared.view(torch.uint8).numpy().data
             with (folder / f"plain-{world.rank}").open("wb", buffering=0) as file:
                 for _ in tensors:
                     for offset in range(0, len(data), CHUNK):
