@@ -15,7 +15,7 @@ from tests.run.conftest import SMALL
 from tests.run.test_distributed import NO_MIXUP, at_step, killed, run_ranks, terminated, train
 from tests.training.ranks import ranks
 from vitrail.errors import UserError
-from vitrail.pretraining.config import PretrainConfig
+from vitrail.pretraining.config import JointConfig, PretrainConfig
 from vitrail.run import sharding
 from vitrail.run.build import make_learner
 from vitrail.run.devices import known_device
@@ -363,6 +363,11 @@ def test_what_cannot_be_sharded_is_refused(train, processes, message, monkeypatc
 def test_a_pretraining_is_not_sharded():
     with pytest.raises(UserError, match="a pretraining cannot be sharded"):
         choose_sharding(replace(make_recipe(), pretrain=PretrainConfig()), CPU, 2)
+
+
+def test_a_training_with_images_without_labels_is_not_sharded():
+    with pytest.raises(UserError, match=r"set `joint.ratio` to 0"):
+        choose_sharding(replace(make_recipe(), joint=JointConfig()), CPU, 2)
 
 
 def test_a_linear_probe_is_left_out_with_its_reason(monkeypatch):

@@ -61,6 +61,8 @@ def find_obstacle(recipe: Recipe, device: torch.device, processes: int) -> str |
         return f"{device.type} cannot shard; set `device` to cuda or cpu"
     if recipe.pretrain is not None:
         return "a pretraining cannot be sharded; choose a smaller `model`"
+    if recipe.uses_unlabelled:
+        return "images without labels need the whole model; set `joint.ratio` to 0"
     if recipe.tune != "all" or train.frozen:
         return "frozen weights cannot be sharded; set `tune` to all"
     if train.precision == "float16":
