@@ -140,11 +140,11 @@ def read_bytes(file: StoreFile, start: int, end: int) -> bytes:
             parts.append(part)
 
     retry(file.url, read)
-    check_version(file)
+    check_unchanged_file(file)
     return b"".join(parts)
 
 
-def check_version(file: StoreFile) -> None:
+def check_unchanged_file(file: StoreFile) -> None:
     """Raises if the store has another version of a file by now."""
     current = find_file(file.url)
     if (current.size, current.version) != (file.size, file.version):
