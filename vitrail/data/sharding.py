@@ -407,7 +407,7 @@ class ShardWriter:
         except UserError as error:
             raise type(error)(f"{self.source.ids[index]}: {error}") from error
         if isinstance(item.content, np.ndarray):
-            return encode_pixels(item.content)
+            return encode_losslessly(item.content)
         if item.suffix in SUFFIXES:
             return item.content, item.suffix
         kind = detect_format(item.content)
@@ -429,7 +429,7 @@ class ShardWriter:
         return json.dumps([names[index] if numbers else index for index in indices])
 
 
-def encode_pixels(pixels: np.ndarray) -> tuple[bytes, str]:
+def encode_losslessly(pixels: np.ndarray) -> tuple[bytes, str]:
     """A PNG file of 8-bit grey or colour pixels, else a NumPy file."""
     stream = io.BytesIO()
     plain = pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels

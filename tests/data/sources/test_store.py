@@ -221,7 +221,7 @@ def test_a_range_that_breaks_off_is_continued(s3, bucket, tmp_path, monkeypatch)
             return content[start : min(end, start + 1000)]
 
     monkeypatch.setattr(store, "open_system", lambda url: (Short(), url))
-    monkeypatch.setattr(store, "check_version", lambda file: None)
+    monkeypatch.setattr(store, "check_unchanged_file", lambda file: None)
     assert store.read_bytes(file, 0, len(content)) == content
     assert asked == list(range(0, len(content), 1000))
 
@@ -272,7 +272,7 @@ def test_the_copy_stays_within_its_limit(s3, bucket, tmp_path, monkeypatch):
     upload(tmp_path / "big", f"{bucket}/big")
     monkeypatch.setattr(store_cache, "BLOCK", 1000)
     monkeypatch.setenv("VITRAIL_STORE_GB", "2e-5")  # 20 blocks
-    monkeypatch.setattr(store, "check_version", lambda file: None)
+    monkeypatch.setattr(store, "check_unchanged_file", lambda file: None)
     file = store.find_file(f"{bucket}/big/a.bin")
     for start in range(0, 100_000, 5000):
         assert store_cache.read_range(file, start, 700) == content[start : start + 700]

@@ -102,7 +102,7 @@ def list_files(url: URL) -> dict[str, StoreFile]:
         system.invalidate_cache()
         listed = system.find(path, detail=True)
         if not listed:
-            system.info(path)  # raises if there is no such bucket or folder
+            system.info(path)  # raises if the bucket or folder does not exist
         start = f"{path.rstrip('/')}/"
         found = {}
         for full, about in listed.items():
@@ -140,11 +140,11 @@ def read_bytes(file: StoreFile, start: int, end: int) -> bytes:
             parts.append(part)
 
     retry(file.url, read)
-    check_version(file)
+    check_unchanged_file(file)
     return b"".join(parts)
 
 
-def check_version(file: StoreFile) -> None:
+def check_unchanged_file(file: StoreFile) -> None:
     """Raises if the store has another version of a file by now."""
     current = find_file(file.url)
     if (current.size, current.version) != (file.size, file.version):
@@ -233,11 +233,11 @@ def retry(url: str, action: Callable[[], T], *, writing: bool = False) -> T:
         except (StoreError, UserError):
             raise
         except Exception as error:
-            if problem := describe_problem(url, error, writing):
+            if problem := describe_store_problem(url, error, writing):
                 raise StoreError(problem) from error
             if not isinstance(error, OSError | TimeoutError) and not is_client_error(error):
                 raise
-            waited, reason = time.monotonic() - start, first_line(error)
+            waited, reason = time.monotonic() - start, describe_reason(error)
             if waited >= limit:
                 raise StoreError(
                     f"{url} failed for {waited / 60:.1f} minutes: {reason}; try again later, or "
@@ -281,9 +281,9 @@ def report_failure(url: str, reason: str, left: float) -> None:
     log.warning(f"{url} fails ({reason}); trying again for up to {left / 60:.1f} minutes")
 
 
-def describe_problem(url: str, error: Exception, writing: bool) -> str:
+def describe_store_problem(url: str, error: Exception, writing: bool) -> str:
     """What is wrong and what to do, if a retry cannot help; "" if it can."""
-    name, reason = type(error).__name__, first_line(error)
+    name, reason = type(error).__name__, describe_reason(error)
     texts = f"{name} {reason} {error.__cause__!r}"
     do = "write" if writing else "read"
     if "Expired" in texts or "expired" in texts:
@@ -303,6 +303,6 @@ def is_client_error(error: Exception) -> bool:
     return any(kind.__module__.partition(".")[0] in CLIENTS for kind in type(error).__mro__)
 
 
-def first_line(error: Exception) -> str:
+def describe_reason(error: Exception) -> str:
     text = getattr(error, "strerror", None) or str(error)
     return text.strip().split("\n")[0] or type(error).__name__

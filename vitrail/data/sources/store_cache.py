@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,10 @@ def read_block(file: StoreFile, number: int, start: int, end: int) -> bytes:
                 return found  # another process was faster
             first = number * BLOCK
             content = read_bytes(file, first, first + size)
-            with files.atomic_write(path) as temporary:
-                temporary.write_bytes(content)
+            # without fsync: a block that a crash cuts short has another size, and is read again
+            temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+            temporary.write_bytes(content)
+            temporary.replace(path)
         check_limit(size)
     except OSError as error:
         why = files.describe_os_error(error)
