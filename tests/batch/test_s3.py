@@ -11,6 +11,7 @@ import pytest
 
 import vitrail
 from tests.batch.conftest import read
+from vitrail.data.sources import store
 from vitrail.errors import UserError
 
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
@@ -27,6 +28,7 @@ def bucket(monkeypatch):
     for name in CREDENTIALS:
         monkeypatch.setenv(name, "us-east-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(store, "_systems", {})  # of an earlier server
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
@@ -74,15 +76,15 @@ def test_a_killed_process_continues_in_a_bucket(bucket, model, photos, tmp_path)
 def download(url, folder):
     import fsspec
 
-    store, root = fsspec.url_to_fs(url)
+    system, root = fsspec.url_to_fs(url)
     folder.mkdir()
-    for path in store.ls(root, detail=False):
-        (folder / path.rpartition("/")[2]).write_bytes(store.cat_file(path))
+    for path in system.ls(root, detail=False):
+        (folder / path.rpartition("/")[2]).write_bytes(system.cat_file(path))
 
 
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of sockets that s3fs leaves open
 def test_a_missing_bucket_is_one_line(bucket, model, photos):
-    with pytest.raises(UserError, match=r"cannot read or write s3://nowhere/out: .*bucket"):
+    with pytest.raises(UserError, match=r"s3://nowhere/out.* does not exist; check the bucket"):
         vitrail.features(model, photos, out="s3://nowhere/out")

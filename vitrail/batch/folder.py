@@ -3,15 +3,14 @@
 A file appears complete or not at all: by a rename in a folder, by a single put in a store.
 """
 
-import importlib
+import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitrail import files
+from vitrail.data.sources import store
 from vitrail.errors import UserError
 
 LOCAL = "file://"
@@ -72,53 +71,29 @@ class LocalFolder(PartFolder):
 
 @dataclass(frozen=True)
 class RemoteFolder(PartFolder):
-    url: str  # such as s3://bucket/features
+    url: store.URL  # such as s3://bucket/features
 
     def list_names(self) -> set[str]:
-        with self._connect() as (store, root):
-            store.invalidate_cache()
-            if not store.exists(root):
-                return set()
-            return {str(one).rpartition("/")[2] for one in store.ls(root, detail=False)}
+        return store.list_names(self.url)
 
     def exists(self, name: str) -> bool:
-        with self._connect() as (store, root):
-            store.invalidate_cache()
-            return bool(store.exists(f"{root}/{name}"))
+        try:
+            store.find_file(f"{self.url}/{name}")
+        except store.MissingFile:
+            return False
+        return True
 
     def read(self, name: str) -> bytes:
-        with self._connect() as (store, root):
-            content: bytes = store.cat_file(f"{root}/{name}")
-            return content
+        return store.read_whole(f"{self.url}/{name}")
 
     def write(self, name: str, content: bytes) -> None:
-        with self._connect() as (store, root):
-            store.pipe_file(f"{root}/{name}", content)
+        store.write_bytes(f"{self.url}/{name}", content)
 
     def open(self, name: str) -> Any:
-        with self._connect() as (store, root):
-            return store.open(f"{root}/{name}", "rb")
-
-    @contextmanager
-    def _connect(self) -> Iterator[tuple[Any, str]]:
-        """The file system and the path in it; its errors in one line."""
-        try:
-            fsspec = importlib.import_module("fsspec")
-        except ImportError as error:
-            raise UserError(f"{self.url} needs fsspec; pip install 'vitrail[ray]'") from error
-        try:
-            store, root = fsspec.url_to_fs(self.url)
-            yield store, str(root).rstrip("/")
-        except UserError:
-            raise
-        except ImportError as error:  # the package for this kind of store
-            raise UserError(f"{self.url}: {error}") from error
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise UserError(f"cannot read or write {self.url}: {reason:.200}") from error
+        return io.BytesIO(self.read(name))
 
     def __str__(self) -> str:
-        return self.url
+        return str(self.url)
 
 
 def open_part_folder(out: str | Path) -> PartFolder:
@@ -126,6 +101,6 @@ def open_part_folder(out: str | Path) -> PartFolder:
     text = str(out)
     if text.startswith(LOCAL):
         return LocalFolder(Path(text.removeprefix(LOCAL)).absolute())
-    if "://" in text:
-        return RemoteFolder(text.rstrip("/"))
+    if store.is_url(text):
+        return RemoteFolder(store.parse_url(text))
     return LocalFolder(files.expand_user(out).absolute())

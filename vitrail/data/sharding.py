@@ -34,12 +34,12 @@ from vitrail.data.sources.names import PackedNames
 from vitrail.data.sources.places import check_output_path
 from vitrail.data.sources.shards import IMAGE_SUFFIXES, INDEX_SUFFIX, ShardIndex, write_index
 from vitrail.data.sources.store import (
-    StoreError,
     find_file,
     is_url,
-    list_files,
+    list_names,
     parse_url,
     read_bytes,
+    read_whole,
     upload_file,
     write_bytes,
 )
@@ -248,16 +248,10 @@ class StoreTarget:
         self.path = path
 
     def list_names(self) -> set[str]:
-        try:
-            return set(list_files(self.path))
-        except StoreError as error:
-            if "does not exist" not in str(error):
-                raise
-            return set()  # a prefix exists once something is below it
+        return list_names(self.path)
 
     def read(self, name: str) -> bytes:
-        file = find_file(f"{self.path}/{name}")
-        return read_bytes(file, 0, file.size)
+        return read_whole(f"{self.path}/{name}")
 
     def write(self, name: str, content: bytes) -> None:
         write_bytes(f"{self.path}/{name}", content)

@@ -49,6 +49,10 @@ class StoreError(OutOfResources):
     """A store does not give what it has listed: the images themselves may be intact."""
 
 
+class MissingFile(StoreError):
+    """Nothing is stored at a URL."""
+
+
 class URL(PurePosixPath):
     """The address of a folder or file in a store, with the methods that a source's path needs."""
 
@@ -114,6 +118,14 @@ def list_files(url: URL) -> dict[str, StoreFile]:
     return retry(root, find)
 
 
+def list_names(url: URL) -> set[str]:
+    """The paths of all files below a folder, which exists once something is below it."""
+    try:
+        return set(list_files(url))
+    except MissingFile:
+        return set()
+
+
 def find_file(url: str) -> StoreFile:
     """The current version of a file."""
 
@@ -142,6 +154,12 @@ def read_bytes(file: StoreFile, start: int, end: int) -> bytes:
     retry(file.url, read)
     check_unchanged_file(file)
     return b"".join(parts)
+
+
+def read_whole(url: str) -> bytes:
+    """The content of a file."""
+    file = find_file(url)
+    return read_bytes(file, 0, file.size)
 
 
 def check_unchanged_file(file: StoreFile) -> None:
@@ -234,7 +252,8 @@ def retry(url: str, action: Callable[[], T], *, writing: bool = False) -> T:
             raise
         except Exception as error:
             if problem := describe_store_problem(url, error, writing):
-                raise StoreError(problem) from error
+                missing = isinstance(error, FileNotFoundError)
+                raise (MissingFile if missing else StoreError)(problem) from error
             if not isinstance(error, OSError | TimeoutError) and not is_client_error(error):
                 raise
             waited, reason = time.monotonic() - start, describe_reason(error)
