@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 MEMORY, MEMORY_BYTES = Path("/dev/shm"), 4 << 30  # a file system of Linux, and its free space
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+# A job in the background of a shell ignores Ctrl-C, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
