@@ -77,8 +77,9 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def current_commit(checkout: Path = ROOT) -> str:
+def current_commit(checkout: Path | None = None) -> str:
     """The short hash, with a + if the code has uncommitted changes."""
+    checkout = checkout or ROOT
     try:
         changed = run_git(checkout, "status", "--porcelain", "vitrail", "bench/*.py")
         return run_git(checkout, "rev-parse", "--short", "HEAD") + ("+" if changed else "")

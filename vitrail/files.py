@@ -1,7 +1,8 @@
 """Atomic, fsynced writes: a file or folder appears complete at its path, or not at all.
 
 The package writes everything through here, except what grows or changes in place (the logs of a
-run and of a search, a partial download), lock files, and temporary files that it deletes itself.
+run and of a search, a partial download), lock files, blocks of a cache that can be read again, and
+temporary files that it deletes itself.
 """
 
 import errno

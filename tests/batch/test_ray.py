@@ -106,6 +106,7 @@ def find_workers():
     import psutil
 
     below = psutil.Process().children(recursive=True)
+    below = [one for one in below if one.status() != psutil.STATUS_ZOMBIE]  # of other tests
     return [one.pid for one in below if "PartTask" in " ".join(one.cmdline())]
 
 

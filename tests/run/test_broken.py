@@ -67,8 +67,8 @@ def test_an_evaluation_not_repeated_would_be_noticed(on_photos, broken, tmp_path
     mend()
     load = checkpoint.load_checkpoint
 
-    def evaluated(folder):
-        saved = load(folder)
+    def evaluated(folder, **named):
+        saved = load(folder, **named)
         saved.progress["epoch_steps"] = 0
         return saved
 

@@ -101,7 +101,7 @@ def test_a_run_whose_data_position_is_not_restored_would_be_noticed(digits, stop
             digits("part")
     monkeypatch.undo()
     training = Loader.training
-    monkeypatch.setattr(Loader, "training", lambda self, *of: training(self))
+    monkeypatch.setattr(Loader, "training", lambda self, *of, **named: training(self))
     part = vitrail.resume(whole.folder.parent / "part", report=False, quiet=True)
     assert not equal(tensors(whole.folder), tensors(part.folder))
 
@@ -141,8 +141,8 @@ def test_a_run_whose_training_accuracy_is_not_restored_would_be_noticed(
     monkeypatch.undo()
     load = checkpoint.load_checkpoint
 
-    def forgetful(folder):
-        saved = load(folder)
+    def forgetful(folder, **named):
+        saved = load(folder, **named)
         return replace(saved, progress={**saved.progress, "epoch_correct": 0})
 
     monkeypatch.setattr(checkpoint, "load_checkpoint", forgetful)
@@ -162,8 +162,8 @@ def test_a_checkpoint_without_training_accuracy_resumes(digits, stop_at, monkeyp
     monkeypatch.undo()
     load, new = checkpoint.load_checkpoint, ("epoch_correct", "epoch_images")
 
-    def older(folder):
-        saved = load(folder)
+    def older(folder, **named):
+        saved = load(folder, **named)
         return replace(saved, progress={k: v for k, v in saved.progress.items() if k not in new})
 
     monkeypatch.setattr(checkpoint, "load_checkpoint", older)
@@ -420,8 +420,8 @@ def test_a_built_in_set_of_files_keeps_its_name(tmp_path, monkeypatch):
 def test_a_loss_that_is_not_finite_stops_and_saves(digits, monkeypatch, tmp_path):
     training = Loader.training
 
-    def poisoned(self, *of):
-        for batch in training(self, *of):
+    def poisoned(self, *of, **named):
+        for batch in training(self, *of, **named):
             if batch.step == 5:
                 batch.images[0, 0, 0, 0] = float("nan")
             yield batch

@@ -61,8 +61,8 @@ def test_each_image_gets_the_answer_to_itself_or_to_its_mirror_image(taught, mon
 
     batches, training = [], Loader.training
 
-    def watch(self, *arguments):
-        for batch in training(self, *arguments):
+    def watch(self, *arguments, **named):
+        for batch in training(self, *arguments, **named):
             batches.append((self.source, batch))
             yield batch
 

@@ -87,7 +87,7 @@ class RemoteFolder(PartFolder):
         return store.read_whole(f"{self.url}/{name}")
 
     def write(self, name: str, content: bytes) -> None:
-        store.write_bytes(f"{self.url}/{name}", content)
+        store.put_bytes(f"{self.url}/{name}", content)
 
     def open(self, name: str) -> Any:
         return io.BytesIO(self.read(name))

@@ -1,11 +1,16 @@
 """`vitrail resume`: continues an interrupted run, bit for bit."""
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 import vitrail
-from vitrail.cli.flags import Device, RunFolder, SkipBroken, Switch, Timeout
+from vitrail.cli.flags import Device, RunFolder, SkipBroken, Switch, Timeout, unset
 from vitrail.cli.pretrain import print_quality
 from vitrail.cli.train import print_results
+
+Sharding: TypeAlias = Annotated[
+    Literal["auto", "off", "full"] | None,
+    unset(help="full: divide weights and optimizer among the processes (default: as before)"),
+]
 
 
 def resume(
@@ -14,7 +19,7 @@ def resume(
     device: Device = "auto",
     timeout: Timeout = 1800,
     skip_broken: SkipBroken = False,
-    shard: Literal["auto", "off", "full"] | None = None,
+    shard: Sharding = None,
     json: Switch = False,
 ) -> None:
     """Resume an interrupted run.
@@ -22,7 +27,6 @@ def resume(
     The result equals that of a run without interruption, bit for bit.
 
     Args:
-        shard: full: weights and optimizer divided among the processes (FSDP); by default as before
         json: print the results as one JSON document
     """
     resumed = vitrail.resume(

@@ -38,10 +38,10 @@ from vitrail.data.sources.store import (
     is_url,
     list_names,
     parse_url,
+    put_bytes,
     read_bytes,
     read_whole,
     upload_file,
-    write_bytes,
 )
 from vitrail.data.sources.store_cache import BLOCK
 from vitrail.display.progress import progress_bar
@@ -254,7 +254,7 @@ class StoreTarget:
         return read_whole(f"{self.path}/{name}")
 
     def write(self, name: str, content: bytes) -> None:
-        write_bytes(f"{self.path}/{name}", content)
+        put_bytes(f"{self.path}/{name}", content)
 
     @contextmanager
     def write_file(self, name: str) -> Iterator[Path]:

@@ -113,10 +113,7 @@ def resume_run(
 
         def read() -> dict[str, Any]:
             stored = read_stored(folder, skip_broken, shard)
-            sharded, reasons = choose_sharding(stored, target, world.size)
-            for line in reasons:
-                terminal.print(line)
-            return settings_to_dict(sharded)
+            return settings_to_dict(decide_sharding(stored, target, world, terminal))
 
         recipe = settings_from_dict(Recipe, world.on_leader(read))
         config = recipe.data
@@ -144,6 +141,16 @@ def resume_run(
         else:
             start_from_features(recipe, learner, loader, fresh=False)
         return finish.complete_run(folder, recipe, loader, learner, progress, options, world)
+
+
+def decide_sharding(
+    recipe: Recipe, device: torch.device, world: World, terminal: Terminal
+) -> Recipe:
+    """The recipe for these processes, which may be more or fewer than before."""
+    decided, reasons = choose_sharding(recipe, device, world.size)
+    for reason in reasons:
+        terminal.print(reason)
+    return decided
 
 
 def return_finished(

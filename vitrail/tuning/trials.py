@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-
 from vitrail.errors import OutOfResources, UserError
 from vitrail.run.recipe import merge_settings
 from vitrail.run.result import Run
@@ -125,9 +123,7 @@ def is_system_error(error: BaseException | None) -> bool:
     """Whether the operating system is the cause, such as a full disk."""
     if error is None:
         return False
-    is_os = isinstance(error, OutOfResources | OSError)
-    is_disk = isinstance(error, SafetensorError) and "os error" in str(error)
-    return is_os or is_disk or is_system_error(error.__cause__)
+    return isinstance(error, OutOfResources | OSError) or is_system_error(error.__cause__)
 
 
 def set_attributes(trial: "Trial", start: float, **attributes: Any) -> None:

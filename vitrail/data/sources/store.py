@@ -173,7 +173,7 @@ def check_unchanged_file(file: StoreFile) -> None:
         )
 
 
-def write_bytes(url: str, content: bytes) -> None:
+def put_bytes(url: str, content: bytes) -> None:
     """Writes a small file."""
 
     def write() -> None:
