@@ -14,7 +14,9 @@ import vitrail
 from tests.batch.conftest import BROKEN, IMAGES, make_model, read, states
 from vitrail.batch.folder import RemoteFolder, open_part_folder
 from vitrail.batch.manifest import choose_part
-from vitrail.batch.parts import PartWriter, map_ahead
+from vitrail.batch.parts import PartWriter, count_errors, map_ahead
+from vitrail.data.sources import store
+from vitrail.data.sources.store import StoreError
 from vitrail.errors import OutOfResources, UserError
 
 
@@ -167,6 +169,21 @@ def test_a_store_gets_each_part_by_one_put(model, photos, tmp_path, monkeypatch)
     assert vitrail.features(model, photos, out=url).computed == 0
     found = vitrail.similar(url, photos / "a" / "00.png", top=1)[0]
     assert found.neighbours[0].id == "a/00.png"
+
+
+def test_a_job_with_a_tuple_among_its_settings_continues(model, photos, tmp_path):
+    for expected in (1, 0):
+        done = vitrail.features(model, photos, out=tmp_path / "out", vit={"image": (16, 16)})
+        assert done.computed == expected
+
+
+def test_a_store_that_fails_is_not_a_damaged_part(monkeypatch):
+    def fail(url):
+        raise StoreError("the credentials have expired")
+
+    monkeypatch.setattr(store, "find_file", fail)
+    with pytest.raises(StoreError, match="have expired"):
+        count_errors(open_part_folder("s3://bucket/x"), "part-00000.parquet")
 
 
 def test_an_unknown_store_is_one_line():

@@ -32,10 +32,10 @@ def test_without_ray_the_error_names_the_extra(monkeypatch):
 
 
 def test_workers_have_a_gpu_and_its_share_of_the_cores_or_a_core():
-    gpus = {"CPU": 96.0, "GPU": 8.0}
-    assert choose_resources(gpus, "auto") == {"workers": 8, "num_gpus": 1, "num_cpus": 12}
-    assert choose_resources(gpus, "cpu") == {"workers": 96, "num_cpus": 1}
-    assert choose_resources({"CPU": 2.0}, "auto") == {"workers": 2, "num_cpus": 1}
+    head, gpus = {"CPU": 64.0}, {"CPU": 96.0, "GPU": 8.0}
+    assert choose_resources([head, gpus], "auto") == {"workers": 8, "num_gpus": 1, "num_cpus": 12}
+    assert choose_resources([gpus], "cpu") == {"workers": 96, "num_cpus": 1}
+    assert choose_resources([{"CPU": 2.0}], "auto") == {"workers": 2, "num_cpus": 1}
 
 
 def test_a_mistake_in_a_worker_is_one_line():

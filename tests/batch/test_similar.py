@@ -35,6 +35,13 @@ def test_more_neighbours_than_images_gives_all_that_have_features(stored, photos
     assert len(found) == IMAGES - 1 and f"b/{BROKEN:02d}.png" not in [one.id for one in found]
 
 
+def test_a_part_without_features_is_skipped(model, photos, tmp_path):
+    (photos / "b" / "99.png").write_bytes(b"broken")
+    vitrail.features(model, photos, out=tmp_path / "stored", part=IMAGES)  # the last one alone
+    found = vitrail.similar(tmp_path / "stored", photos / "a" / "00.png", top=2)[0].neighbours
+    assert found[0].id == "a/00.png"
+
+
 def test_of_equal_images_the_earlier_is_nearer():
     best = torch.tensor([[0.7, 0.5]]), torch.tensor([[1, 2]])
     more, items = torch.tensor([[0.5, 0.7, 0.6]]), torch.tensor([3, 4, 5])
@@ -57,7 +64,7 @@ def test_another_model_is_refused_and_a_moved_one_is_found(stored, model, photos
     with pytest.raises(UserError, match="is not the model of the features"):
         vitrail.similar(stored, image, model=other)
     moved = model.rename(tmp_path / "moved.safetensors")
-    with pytest.raises(UserError, match="give its place as `model`"):
+    with pytest.raises(UserError, match="give its path as `model`"):
         vitrail.similar(stored, image)
     assert vitrail.similar(stored, image, model=moved, top=1)[0].neighbours[0].id == "a/00.png"
 

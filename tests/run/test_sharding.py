@@ -323,7 +323,7 @@ def large_recipe(**train):
     ("gigabytes", "shard", "recompute", "reason"),
     [
         (80, "off", False, "sharding off: a training of 34.3 GB per process fits into 72.0 GB"),
-        (36, "full", False, "sharding full: 34.3 GB per process do not fit into 32.4 GB; "),
+        (36, "full", False, "sharding full: 34.3 GB per process does not fit into 32.4 GB; "),
         (20, "full", True, "; activations are recomputed, as they would not fit either; "),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 from vitrail import files
 from vitrail.data.sources import store
+from vitrail.data.sources.store_cache import StoreReader
 from vitrail.errors import UserError
 
 LOCAL = "file://"
@@ -79,7 +80,7 @@ class RemoteFolder(PartFolder):
     def exists(self, name: str) -> bool:
         try:
             store.find_file(f"{self.url}/{name}")
-        except store.MissingFile:
+        except store.NotStored:
             return False
         return True
 
@@ -90,7 +91,7 @@ class RemoteFolder(PartFolder):
         store.put_bytes(f"{self.url}/{name}", content)
 
     def open(self, name: str) -> Any:
-        return io.BytesIO(self.read(name))
+        return io.BufferedReader(StoreReader(store.find_file(f"{self.url}/{name}")))
 
     def __str__(self) -> str:
         return str(self.url)

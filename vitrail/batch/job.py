@@ -1,5 +1,6 @@
 """Predictions and features of whole data sets: computes the parts of a job that are missing."""
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,6 @@ from vitrail.arguments import check_arguments
 from vitrail.batch.folder import PartFolder, open_part_folder
 from vitrail.batch.manifest import (
     NAME,
-    PART,
     Kind,
     Manifest,
     check_same_job,
@@ -190,6 +190,8 @@ def run_job(
         raise UserError(f"`part` is {part}; give a whole number of at least 1")
     folder, model = open_part_folder(out), resolve_model(model)
     source, place = open_any_images(data)
+    for name in (model, place):
+        files.check_utf8_name(name)
     sha256 = hash_files(collect_model_files(model))
     maker = load_model_rows(kind, model, options, device)
     wanted = describe_job(kind, model, sha256, place, source, maker, options, part)
@@ -243,7 +245,7 @@ def describe_job(
         kind=kind,
         model=model,
         sha256=sha256,
-        options=options,
+        options=json.loads(json.dumps(options)),  # as read back: lists instead of tuples
         preprocess=maker.preprocess.to_dict(),
         data=place,
         fingerprint=fingerprint(source),
@@ -263,7 +265,7 @@ def claim_job(folder: PartFolder, wanted: Manifest, *, given: bool) -> Manifest:
         wanted = wanted if given else replace(wanted, part=stored.part)
         check_same_job(folder, stored, wanted)
         return replace(wanted, errors=stored.errors)
-    if found := [name for name in names if PART.fullmatch(name) or not name.startswith(".")]:
+    if found := [name for name in names if not name.startswith(".")]:
         raise UserError(f"{folder} has other files, such as {min(found)}; choose another `out`")
     folder.write(NAME, wanted.to_json())
     return wanted

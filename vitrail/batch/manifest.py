@@ -98,4 +98,6 @@ def check_same_job(folder: PartFolder, stored: Manifest, wanted: Manifest) -> No
     reasons["options"] = f"those of other settings: {', '.join(f'`{name}`' for name in changed)}"
     for name, reason in reasons.items():
         if getattr(stored, name) != getattr(wanted, name):
-            raise UserError(f"{folder} already has results, {reason}; choose another `out`")
+            raise UserError(
+                f"{folder} already has results of another job: {reason}; choose another `out`"
+            )

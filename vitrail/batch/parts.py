@@ -45,7 +45,8 @@ class PartWriter:
         results: list[Any] = []
         while batch := list(islice(loaded, BATCH)):
             results += self.compute(batch)
-        table = self.maker.make_table([self.source.ids[item] for item in items], results)
+        ids = [self.source.ids[item].encode(errors="backslashreplace").decode() for item in items]
+        table = self.maker.make_table(ids, results)
         self.folder.write(name, encode_table(table))
         return sum(isinstance(one, UserError) for one in results)
 
@@ -110,6 +111,8 @@ def count_errors(folder: PartFolder, name: str) -> int:
             errors = [one.column(one.num_columns - 1) for one in groups]  # the last column
             nulls = [column.statistics.null_count for column in errors]
             return int(part.metadata.num_rows - sum(nulls))
+    except UserError:  # of a store that fails: the part may be intact
+        raise
     except (pyarrow.ArrowException, OSError, ValueError, AttributeError) as error:
         raise UserError(f"{folder}/{name} is damaged: {error!s:.100}; delete it") from error
 

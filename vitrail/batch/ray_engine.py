@@ -66,7 +66,8 @@ def write_on_ray(
 ) -> int:
     """Writes these parts; returns how many images have no result."""
     with connect_to_ray() as ray:
-        resources = choose_resources(ray.cluster_resources(), device)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        resources = choose_resources(nodes, device)
         workers = min(resources.pop("workers"), len(numbers))
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
@@ -93,12 +94,14 @@ def write_on_ray(
         return errors
 
 
-def choose_resources(cluster: dict[str, float], device: str) -> dict[str, Any]:
+def choose_resources(nodes: list[dict[str, float]], device: str) -> dict[str, Any]:
     """The number of workers, and what each has: a GPU and its share of the cores, or a core."""
-    cores, gpus = max(1, int(cluster.get("CPU", 1))), int(cluster.get("GPU", 0))
-    if gpus and device != "cpu":
-        return {"workers": gpus, "num_gpus": 1, "num_cpus": max(1, cores // gpus)}
-    return {"workers": cores, "num_cpus": 1}
+    with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
+    if with_gpus and device != "cpu":
+        gpus = sum(int(node["GPU"]) for node in with_gpus)
+        cores = min(int(node.get("CPU", 1)) // int(node["GPU"]) for node in with_gpus)
+        return {"workers": gpus, "num_gpus": 1, "num_cpus": max(1, cores)}
+    return {"workers": max(1, sum(int(node.get("CPU", 0)) for node in nodes)), "num_cpus": 1}
 
 
 @contextmanager

@@ -130,7 +130,9 @@ def load_same_model(manifest: Manifest, model: str | Path | None, device: str) -
     try:
         sha256 = hash_files(collect_model_files(place))
     except UserError as error:
-        raise UserError(f"the model of the features: {error}; give its place as `model`") from error
+        raise UserError(
+            f"cannot find the model that computed the features: {error}; give its path as `model`"
+        ) from error
     if sha256 != manifest.sha256:
         raise UserError(
             f"{place} is not the model of the features (sha256 {sha256:.12}, not "
@@ -206,8 +208,11 @@ def iterate_features(
                 column = batch.column(0)
                 present = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
                 values = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
-                yield first + present, values.reshape(len(present), manifest.width)
+                if len(present):
+                    yield first + present, values.reshape(len(present), manifest.width)
                 first += len(column)
+    except UserError:  # of a store that fails
+        raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         name = f"{folder}/{part_name(number)}"
         raise UserError(f"{name} cannot be read: {' '.join(str(error).split()):.100}") from error

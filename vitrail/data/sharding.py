@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -94,7 +95,7 @@ class Sharding:
     def __repr__(self) -> str:
         size = sum(shard.bytes for shard in self.shards)
         skipped = len(self.shards) - self.written
-        rest = f"; {skipped} of them were there already" if skipped else ""
+        rest = f"; {skipped} of them already existed" if skipped else ""
         return (
             f"{self.out}: {format_count(self.images, 'image')} in "
             f"{format_count(len(self.shards), 'shard')}, {size / 1e6:,.1f} MB, verified{rest}"
@@ -258,9 +259,15 @@ class StoreTarget:
 
     @contextmanager
     def write_file(self, name: str) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="vitrail-shard-") as folder:
-            yield Path(folder) / name
-            upload_file(Path(folder) / name, f"{self.path}/{name}")
+        try:
+            with tempfile.TemporaryDirectory(prefix="vitrail-shard-") as folder:
+                yield Path(folder) / name
+                upload_file(Path(folder) / name, f"{self.path}/{name}")
+        except OSError as error:
+            why, place = files.describe_os_error(error), tempfile.gettempdir()
+            raise UserError(
+                f"cannot write {name} to {place}: {why}, or set TMPDIR to another folder"
+            ) from error
 
     def measure(self, name: str) -> tuple[int, str]:
         file, checksum = find_file(f"{self.path}/{name}"), hashlib.sha256()
@@ -361,7 +368,7 @@ class ShardWriter:
         if found != (size, checksum):
             raise UserError(
                 f"{self.target.path}/{planned.name} was read back with {found[0]:,} bytes and "
-                f"checksum {found[1][:12]}, written were {size:,} and {checksum[:12]}; try again"
+                f"checksum {found[1][:12]}, expected {size:,} and {checksum[:12]}; try again"
             )
         content = write_index(index, size, checksum, self.purpose)
         self.target.write(f"{planned.name}{INDEX_SUFFIX}", content)
@@ -410,17 +417,21 @@ class ShardWriter:
             raise UserError(f"{item.id} is not an image; remove it from the data")
         return item.content, suffix
 
+    @cached_property
+    def has_numbers(self) -> bool:
+        """Whether a class name is a number, which could be mistaken for an index."""
+        return any(name.isdecimal() for name in self.source.classes)
+
     def label(self, item: int) -> str:
         """The text of its `.cls`: an index into `classes.txt`, or the class if it is a number."""
         if not is_labelled(self.source):
             return ""
         names = self.source.classes
-        numbers = any(name.isdecimal() for name in names)
         if not is_multi_label(self.source):
             index = int(self.source.labels[item])
-            return names[index] if numbers else str(index)
+            return names[index] if self.has_numbers else str(index)
         indices = np.flatnonzero(self.source.labels[item]).tolist()
-        return json.dumps([names[index] if numbers else index for index in indices])
+        return json.dumps([names[index] if self.has_numbers else index for index in indices])
 
 
 def encode_losslessly(pixels: np.ndarray) -> tuple[bytes, str]:

@@ -9,7 +9,7 @@ negated largest logit (Hendrycks et al., 2022), which is high for what is like n
 The three are combined by Fisher's method, as evidence that adds up: each becomes a p-value, that
 of a logistic distribution fitted to validation images, and the sum of -log p is how odd the image
 is. A distance that finds nothing unusual adds next to nothing and subtracts nothing. Colours and
-edges count only where few images of the same kind have such (a truncated product, Zaykin et al.,
+edges count only where they are unusual for such images (a truncated product, Zaykin et al.,
 2002): photos of one thing differ in them as much as photos of two things do. As the three are not
 independent, the p-value of the sum is again the fraction of validation images with at least as
 large a one: 1 % of images like the training images have a p-value below 0.01, whatever the model.

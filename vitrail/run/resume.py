@@ -102,7 +102,7 @@ def resume_run(
     skip_broken: bool = False,
     shard: Shard | None = None,
 ) -> Run:
-    """Only the leader reads the run folder; the other ranks need not see it."""
+    """Only the leader reads the run folder; other ranks must see it only if they are sharded."""
     terminal = Terminal(quiet=options.quiet)
     world.on_leader(lambda: check_is_run(folder))
     with lock_run(folder, world):

@@ -56,11 +56,11 @@ def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> Non
     many = f"{config.ratio} image{'s' * (config.ratio > 1)}"
     choice.reasons.append(
         f"few labels: batches of {train['batch']} labelled images; after {JOINT_START:.0%} of the "
-        f"steps, {many} without label beside each, whose prediction, sharpened, is "
-        f"the target of a distorted view (Xie et al., 2020)"
+        f"steps, {many} without labels beside each; the sharpened prediction for an image is the "
+        f"target for a distorted view of it (Xie et al., 2020)"
     )
     choice.reasons.append(
-        "EMA weights, neither label smoothing nor mixup: they would lower the confidence"
+        "EMA weights; no label smoothing or mixup, which would lower the confidence"
     )
 
 
@@ -101,5 +101,5 @@ def open_without_labels(recipe: Recipe, labelled: Source, progress: bool) -> Sou
         return use_as_training(labelled)
     columns = recipe.data.columns
     source = open_data(recipe.source, columns=columns, labels="none", progress=progress)
-    held_out = np.flatnonzero(labelled.splits != "train").tolist()
+    held_out = np.flatnonzero(np.isin(labelled.splits, ("val", "test"))).tolist()
     return use_as_training(source, {labelled.ids[item] for item in held_out})

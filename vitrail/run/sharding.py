@@ -37,7 +37,7 @@ def choose_sharding(
             why = f"a training of {needed} does not fit into {usable}, but {obstacle}"
         return change_train(recipe, shard="off"), [f"sharding off: {why}"]
     recipe = change_train(recipe, shard="full")
-    why = "requested" if requested == "full" else f"{needed} do not fit into {usable}"
+    why = "requested" if requested == "full" else f"{needed} does not fit into {usable}"
     sharded = predict_memory(recipe, cluster, itemsize, "full")
     if not sharded.fits and not recipe.train.recompute:
         recipe = change_train(recipe, recompute=True)

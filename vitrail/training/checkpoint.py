@@ -343,7 +343,7 @@ def package_version(name: str) -> str:
 
 def compare_machines(saved: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[str, ...]:
     """A warning for each difference that may change the last bits of a resumed training."""
-    same = {"processes": "weights, optimizer and batches are the same, "}
+    same = {"processes": "weights, optimizer and batches are the same, but "}
     return tuple(
         f"saved with {name} {saved.get(name)}, resumed with {current[name]}: "
         f"{same.get(name, '')}the last bits may differ"

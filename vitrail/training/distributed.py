@@ -161,7 +161,7 @@ class World:
         return torch.stack(parts, dim=1).flatten(0, 1)[:total] if parts else None
 
     def wrap_model(self, model: nn.Module, images: Tensor) -> nn.Module:
-        """Wraps the model in DDP, which averages the gradients of all ranks; a sharded one does so.
+        """Wraps the model in DDP, which averages the gradients of all ranks; FSDP does it itself.
 
         One image passes through it before the first step. After its first backward pass DDP
         reorders its gradient buckets, and with three or more ranks the last bits of a sum depend

@@ -154,7 +154,7 @@ def test_a_missing_package_names_the_extra(s3, bucket, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("s3://", "names no bucket"),
+        ("s3://", "does not name a bucket"),
         ("nothing://x/y", "cannot be opened"),
         ("file:///tmp", "without file://"),
         ("s3://bucket/photos.zip", "is a zip; unpack it there"),
@@ -404,3 +404,9 @@ def test_windows_are_chosen_for_shards_that_exceed_the_copy(s3, bucket, shards, 
     assert chosen.settings["train"] == {"class_weights": True}
     assert "exceed the 0.0 GB of the local copy" in chosen.reasons[0]
     assert choose({"data": {"shuffle": "all"}}).settings["data"] == {"balanced": True}
+
+
+def test_a_number_in_a_url_is_not_taken_for_a_status():
+    url = "s3://expired-goods/403/a.jpg"
+    assert store.describe_store_problem(url, TimeoutError(f"Read timeout on {url}"), False) == ""
+    assert "no right" in store.describe_store_problem(url, OSError("403 Forbidden"), False)

@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -49,7 +50,7 @@ class StoreError(OutOfResources):
     """A store does not give what it has listed: the images themselves may be intact."""
 
 
-class MissingFile(StoreError):
+class NotStored(StoreError):
     """Nothing is stored at a URL."""
 
 
@@ -93,7 +94,7 @@ def parse_url(text: str | Path) -> URL:
     if url.startswith("file://"):
         raise UserError(f"{url} is on this machine; write the path without file://")
     if url.partition("://")[2].strip("/") == "":
-        raise UserError(f"{url} names no bucket or host; write it like s3://bucket/photos")
+        raise UserError(f"{url} does not name a bucket or host; write it like s3://bucket/photos")
     return URL(url)
 
 
@@ -122,7 +123,7 @@ def list_names(url: URL) -> set[str]:
     """The paths of all files below a folder, which exists once something is below it."""
     try:
         return set(list_files(url))
-    except MissingFile:
+    except NotStored:
         return set()
 
 
@@ -253,7 +254,7 @@ def retry(url: str, action: Callable[[], T], *, writing: bool = False) -> T:
         except Exception as error:
             if problem := describe_store_problem(url, error, writing):
                 missing = isinstance(error, FileNotFoundError)
-                raise (MissingFile if missing else StoreError)(problem) from error
+                raise (NotStored if missing else StoreError)(problem) from error
             if not isinstance(error, OSError | TimeoutError) and not is_client_error(error):
                 raise
             waited, reason = time.monotonic() - start, describe_reason(error)
@@ -295,15 +296,16 @@ def report_failure(url: str, reason: str, left: float) -> None:
             return
     except OSError:
         pass
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    stamp.touch()
+    with suppress(OSError):  # then it is reported more often
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch()
     log.warning(f"{url} fails ({reason}); trying again for up to {left / 60:.1f} minutes")
 
 
 def describe_store_problem(url: str, error: Exception, writing: bool) -> str:
     """What is wrong and what to do, if a retry cannot help; "" if it can."""
     name, reason = type(error).__name__, describe_reason(error)
-    texts = f"{name} {reason} {error.__cause__!r}"
+    texts = re.sub(r"\S*/\S*", "", f"{name} {reason} {error.__cause__!r}")  # without URLs
     do = "write" if writing else "read"
     if "Expired" in texts or "expired" in texts:
         return f"the credentials for {url} have expired; renew them and try again"

@@ -26,6 +26,7 @@ FREED_SHARE, CHECKED_SHARE = 8, 256  # of the limit: freed at once; written befo
 TOUCH_EVERY = 60.0  # seconds between two notes that a block was used
 
 _touched: dict[Path, float] = {}  # when this process noted the use of a block
+_limits: dict[int, int] = {}  # bytes, as a process measured them last, for which it lists blocks
 _unchecked: dict[int, int] = {}  # bytes that a process wrote since it checked the limit
 
 
@@ -121,11 +122,15 @@ def read_copy(path: Path, size: int, start: int, end: int) -> bytes | None:
 
 def check_limit(size: int) -> None:
     """Deletes the least recently used blocks once all processes have written too much."""
-    process, limit = os.getpid(), copy_limit()
+    process = os.getpid()
+    if process not in _limits or os.environ.get("VITRAIL_STORE_GB"):
+        _limits[process] = copy_limit()
+    limit = _limits[process]
     _unchecked[process] = _unchecked.get(process, limit) + size  # checks at the first block, too
     if _unchecked[process] * CHECKED_SHARE < limit:
         return
     _unchecked[process] = 0
+    limit = _limits[process] = copy_limit()
     with FileLock(cache_folder() / "store" / "lock"):
         blocks = sorted(list_blocks())
         total = sum(size for _, size, _ in blocks)
