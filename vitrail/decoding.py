@@ -8,7 +8,7 @@ import json
 import math
 import tomllib
 from collections.abc import Container, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -96,10 +96,14 @@ def decode_table(cls: type[T], table: Any, name: str = "", strict: Container[typ
         for key, value in table.items()
         if key in known
     }
-    try:
-        return cls(**values)
-    except TypeError as error:  # a field without a default
-        raise UserError(f"{name or 'the document'} is incomplete: {error}") from error
+    needed = [field.name for field in fields(cls) if is_required(field)]  # type: ignore[arg-type]
+    if missing := [key for key in needed if key not in values]:
+        raise UserError(f"{prefix}{missing[0]} is missing; another version may have written it")
+    return cls(**values)
+
+
+def is_required(field: "Field[Any]") -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
 
 
 def decode_value(hint: Any, value: Any, name: str, strict: Container[type] = ()) -> Any:

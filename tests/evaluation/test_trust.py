@@ -65,6 +65,30 @@ def test_tail_mass_is_the_probability_of_less_likely_classes():
     np.testing.assert_allclose(tail_mass(np.array([[0.2, 0.5, 0.3]])), [[0.2, 1.0, 0.5]])
 
 
+def test_easy_classes_do_not_make_the_sets_cover_more_than_promised():
+    """Four of ten classes are nearly always most likely, so that their sets cover nearly all."""
+
+    def uneven(count: int, seed: int):
+        rng = np.random.default_rng(seed)
+        labels = rng.integers(0, 10, count)
+        right = rng.random(count) < np.where(labels < 4, 0.95, 0.78)
+        guess = np.where(right, labels, (labels + rng.integers(1, 10, count)) % 10)
+        logits = rng.normal(size=(count, 10))
+        logits[np.arange(count), guess] += 4
+        logits[np.arange(count), labels] += 1.5
+        probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        return probabilities, labels
+
+    found = []
+    for seed in range(5):
+        conformal = fit_conformal(*uneven(5000, seed))
+        probabilities, labels = uneven(10_000, 100 + seed)
+        members = in_sets(probabilities, conformal.thresholds(0.9, 10))
+        found.append(measure_sets(members, labels, 0.9, [str(n) for n in range(10)]))
+    assert abs(np.mean([quality.coverage for quality in found]) - 0.9) < 0.01
+    assert all(0.83 < one.coverage for quality in found for one in quality.per_class.values())
+
+
 def test_too_few_images_cannot_promise_a_high_coverage():
     conformal = fit_conformal(*draw(50, 0))
     with pytest.raises(UserError, match="needs at least 99 validation images"):

@@ -3,11 +3,15 @@
 A class is scored by its tail mass: the probability of the class and of all less likely ones.
 The most likely class has tail mass 1, so it is in every set. A set takes every class whose tail
 mass reaches a threshold, so that uncertain images get large sets (adaptive prediction sets, Romano
-et al., 2020). The threshold is a quantile of the tail mass of the true class on validation images.
+et al., 2020). The threshold is a quantile of the tail mass of the true class on validation images,
+of each class where there are enough. A class that is most likely for more of its images than was
+promised cannot be covered less; the others are then covered a little less, so that all classes
+together keep the promise without larger sets than it needs.
 All arrays are NumPy's, so that exported models have sets without torch.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +25,7 @@ from vitrail.evaluation.interval import wilson_interval
 MIN_CLASS_IMAGES = 100  # validation images from which a class has a threshold of its own
 MAX_SCORES = 4096  # scores that are stored for all classes together
 MAX_CLASS_SCORES = 65_536  # scores that are stored per class, over all classes
+SLACKS = np.arange(1, 51) / 1000  # by which the coverage of a class may fall below the promise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,14 @@ class Scores:
         # the stored value at or below this rank: sets become larger, never too small
         place = rank * len(self.values) // self.images
         return self.values[min(place, len(self.values)) - 1] if place >= 1 else None
+
+    def expected_coverage(self, coverage: float) -> float:
+        """What the threshold of a coverage covers: more, if many of the scores are equal to it."""
+        threshold = self.threshold(coverage)
+        if threshold is None:
+            return 1.0
+        reaching = len(self.values) - bisect_left(self.values, threshold)
+        return reaching / (len(self.values) + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +72,20 @@ class Conformal:
                 f"model was calibrated with {self.overall.images:,}; give a lower `coverage`"
             )
         found = [self.classes.get(str(index)) for index in range(classes)]
-        own = [one.threshold(coverage) if one else None for one in found]
+        level = self.class_coverage(coverage)
+        own = [one.threshold(level) if one else None for one in found]
         return np.array([overall if one is None else one for one in own])
+
+    def class_coverage(self, coverage: float) -> float:
+        """The lowest coverage of each class with which all together reach `coverage`."""
+        own = list(self.classes.values())
+        promised = coverage * sum(scores.images for scores in own)
+        level = coverage
+        for lower in (coverage - SLACKS[SLACKS < coverage]).tolist():
+            if sum(scores.images * scores.expected_coverage(lower) for scores in own) < promised:
+                break
+            level = lower
+        return level
 
 
 def check_coverage(coverage: object) -> None:
