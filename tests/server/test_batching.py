@@ -145,6 +145,29 @@ def test_overload_is_refused_before_the_body_is_read(start, slow):
     assert server.call("/predict", JPEG).status == 200  # an idle server takes any request
 
 
+def test_a_refused_connection_stays_open_and_is_counted(crowd, monkeypatch):
+    """Refusals are written without a task: pipelined ones too, and their bodies are discarded."""
+    monkeypatch.setattr(crowd.server.service.admission, "images", 10**9)
+    before = count_refusals(crowd)
+    with crowd.connect() as link:
+        link.sendall(2 * post(JPEG) + b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answers = b""
+        while b" 200 OK" not in answers:
+            answers += link.recv(4096)
+    assert answers.count(b" 429 ") == 2 and answers.count(b"content-security-policy") == 3
+    assert b"connection: close" not in answers
+    assert count_refusals(crowd) == before + 2
+    with crowd.connect() as link:
+        link.sendall(post(JPEG).replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+        answer = b"".join(iter(lambda: link.recv(4096), b""))  # until the server closes it
+    assert b" 429 " in answer[:20] and b"connection: close" in answer
+
+
+def count_refusals(server) -> float:
+    requests = server.server.service.metrics.requests
+    return requests.labels("/predict", "429")._value.get()
+
+
 def test_a_list_that_arrives_too_late_is_refused(crowd):
     """The queue may fill while a body arrives: it is checked again."""
     admission = crowd.server.service.admission

@@ -18,7 +18,7 @@ def serve(
     no_token: Switch = False,
     allowed_hosts: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = (),
     batch: OptionalInt = None,
-    max_wait: float = 0.5,
+    max_wait: float = 0.8,
     max_mb: float = 20.0,
     max_megapixels: float = 50.0,
     drain: float = 30.0,

@@ -25,7 +25,9 @@ from vitrail.evaluation.interval import wilson_interval
 MIN_CLASS_IMAGES = 100  # validation images from which a class has a threshold of its own
 MAX_SCORES = 4096  # scores that are stored for all classes together
 MAX_CLASS_SCORES = 65_536  # scores that are stored per class, over all classes
-SLACKS = np.arange(1, 51) / 1000  # by which the coverage of a class may fall below the promise
+SLACKS = [
+    points / 1000 for points in range(1, 51)
+]  # by which the coverage of a class may fall below the promise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,7 @@ class Conformal:
         own = list(self.classes.values())
         promised = coverage * sum(scores.images for scores in own)
         level = coverage
-        for lower in (coverage - SLACKS[SLACKS < coverage]).tolist():
+        for lower in [coverage - slack for slack in SLACKS if slack < coverage]:
             if sum(scores.images * scores.expected_coverage(lower) for scores in own) < promised:
                 break
             level = lower

@@ -29,7 +29,7 @@ class ServeConfig:
     no_token: bool = False  # serve other hosts than this one without a token
     allowed_hosts: tuple[str, ...] = ()  # names that requests may use besides localhost
     batch: int | None = None  # images in one forward pass, at most; None: 4 on a CPU, 32 on a GPU
-    max_wait: float = 0.5  # seconds; a request that would wait longer is refused
+    max_wait: float = 0.8  # seconds; a request that would wait longer is refused
     max_mb: float = 20.0  # megabytes of a request
     max_megapixels: float = 50.0  # of an image
     body_timeout: float = 10.0  # seconds without a byte of the body

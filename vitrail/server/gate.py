@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import json
 import logging
 import time
 from collections.abc import MutableMapping
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail.server.admission import Refusal
+from vitrail.server.protocol import CLOSE, Answer, describe_error
 from vitrail.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,20 @@ class Gate:
         except Exception as error:  # Starlette has answered, and raises it again for the log
             log.error(f"{scope['method']} {scope['path'][:80]!r} failed", exc_info=error)
         finally:
-            endpoint = scope["path"] if scope["path"] in self.endpoints else "other"
-            self.service.metrics.observe_request(endpoint, status, time.monotonic() - start)
+            self.count(scope["path"], status, time.monotonic() - start)
+
+    def refuse(self, scope: Scope) -> Answer | None:
+        """The answer to a request that may not enter, without the tasks that others need."""
+        if scope["method"] != "POST" or (refusal := self.check(scope)) is None:
+            return None
+        status, message, headers = refusal
+        head, body = describe_error(message, headers)
+        self.count(scope["path"], status, 0.0)
+        return status, [*head, *self.extra_headers()], body
+
+    def count(self, path: str, status: int, seconds: float) -> None:
+        endpoint = path if path in self.endpoints else "other"
+        self.service.metrics.observe_request(endpoint, status, seconds)
 
     def check(self, scope: Scope) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
         """Why this request may not enter: status, message and headers."""
@@ -109,7 +121,7 @@ class Gate:
 
     def extra_headers(self) -> list[tuple[bytes, bytes]]:
         model = (b"vitrail-model", self.service.model.sha256.encode())
-        closing = [(b"connection", b"close")] if self.service.draining else []
+        closing = [CLOSE] if self.service.draining else []
         return [*HEADERS, model, *closing]
 
 
@@ -130,11 +142,6 @@ def urlsplit_host(origin: str) -> str:
 async def send_error(
     send: Any, status: int, message: str, headers: list[tuple[bytes, bytes]]
 ) -> None:
-    body = json.dumps({"error": message}).encode()
-    head = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *headers,
-    ]
+    head, body = describe_error(message, headers)
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})

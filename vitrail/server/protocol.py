@@ -2,9 +2,16 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, TypeAlias
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+Answer: TypeAlias = tuple[int, Headers, bytes]  # status, headers and body
 
 MAX_HEAD = 16 * 1024  # bytes of request line and headers
 MAX_HEADERS = 64
@@ -13,6 +20,7 @@ DISCARD_SECONDS = 5.0  # for the rest of a body that was answered before it arri
 DISCARD_BYTES = 2**20  # of such a body; more closes the connection
 MAX_PIPELINED = 16  # requests on one connection that wait for an earlier one
 MAX_CONNECTIONS = 1000
+CLOSE = (b"connection", b"close")
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -91,19 +99,36 @@ class LimitedProtocol(HttpToolsProtocol):
             self.timer.cancel()
             self.timer = None
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Writes a refusal at once: under load most answers are refusals, and tasks cost more."""
+        answer = None if self.flow.write_paused else app.refuse(cycle.scope)
+        if answer is None:
+            return super()._start_asgi_task(cycle, app)
+        if not cycle.keep_alive and CLOSE not in answer[1]:
+            answer[1].append(CLOSE)
+        self.write(*answer)
+        cycle.response_started = cycle.response_complete = True
+        if CLOSE in answer[1]:
+            self.transport.close()
+        self.on_response_complete()
+
     def refuse(self, status: int, message: str) -> None:
         """Answers without asking the application, and closes the connection."""
         if self.transport.is_closing():
             return
-        body = json.dumps({"error": message}).encode()
-        fields: list[tuple[bytes, Any]] = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
-        self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
+        self.write(status, *describe_error(message, [CLOSE]))
         self.transport.close()
+
+    def write(self, status: int, headers: Headers, body: bytes) -> None:
+        head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+        self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "this is not a valid HTTP request")
+
+
+def describe_error(message: str, headers: Headers) -> tuple[Headers, bytes]:
+    """The headers and the body of an error."""
+    body = json.dumps({"error": message}).encode()
+    kind = (b"content-type", b"application/json")
+    return [kind, (b"content-length", str(len(body)).encode()), *headers], body

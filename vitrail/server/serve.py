@@ -35,7 +35,7 @@ def serve(
     no_token: bool = False,
     allowed_hosts: tuple[str, ...] = (),
     batch: int | None = None,
-    max_wait: float = 0.5,
+    max_wait: float = 0.8,
     max_mb: float = 20.0,
     max_megapixels: float = 50.0,
     drain: float = 30.0,
