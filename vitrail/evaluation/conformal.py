@@ -25,9 +25,7 @@ from vitrail.evaluation.interval import wilson_interval
 MIN_CLASS_IMAGES = 100  # validation images from which a class has a threshold of its own
 MAX_SCORES = 4096  # scores that are stored for all classes together
 MAX_CLASS_SCORES = 65_536  # scores that are stored per class, over all classes
-SLACKS = [
-    points / 1000 for points in range(1, 51)
-]  # by which the coverage of a class may fall below the promise
+SLACKS = [part / 1000 for part in range(1, 51)]  # of the coverage of classes, below the promise
 
 
 @dataclass(frozen=True, kw_only=True)
