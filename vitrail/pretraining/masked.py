@@ -32,12 +32,11 @@ class MaskedAutoencoder(Pretrainer):
     def forward(self, images: Tensor) -> Tensor:
         """The mean squared error of the hidden patches, for each image: (B, 1)."""
         visible, hidden = self.draw_masks(images)
-        predicted = self.predict_patches(images, visible)
-        targets = patchify(images, self.backbone.config.patch)
+        predicted = self.predict_patches(images, visible, hidden)
+        targets = take(patchify(images, self.backbone.config.patch), hidden)
         if self.normalise:
             targets = normalise_patches(targets)[0]
-        error = (take(predicted, hidden).float() - take(targets, hidden)).square()
-        return error.mean(dim=(1, 2))[:, None]
+        return (predicted.float() - targets).square().mean(dim=(1, 2))[:, None]
 
     def draw_masks(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Indices of the visible and of the hidden patches, random for each image."""
@@ -48,11 +47,11 @@ class MaskedAutoencoder(Pretrainer):
         visible = min(patches - 1, max(1, round(patches * (1 - self.mask))))
         return order[:, :visible], order[:, visible:]
 
-    def predict_patches(self, images: Tensor, visible: Tensor) -> Tensor:
-        """The pixels of all patches, (B, P, pixels), from the visible ones."""
+    def predict_patches(self, images: Tensor, visible: Tensor, hidden: Tensor) -> Tensor:
+        """The pixels of the hidden patches, (B, P', pixels), from the visible ones."""
         tokens = self.backbone.norm(self.backbone.encode(images, visible))
         patches: Tensor = self.decoder(
-            tokens[:, self.backbone.config.prefix :], visible, self.backbone.grid(images)
+            tokens[:, self.backbone.config.prefix :], visible, hidden, self.backbone.grid(images)
         )
         return patches
 
@@ -65,12 +64,12 @@ class MaskedAutoencoder(Pretrainer):
         visible, hidden = self.draw_masks(images)
         patch, grid = self.backbone.config.patch, self.backbone.grid(images)
         true = patchify(images, patch)
-        predicted = self.predict_patches(images, visible).float()
+        predicted = self.predict_patches(images, visible, hidden).float()
         if self.normalise:
-            _, mean, deviation = normalise_patches(true)
+            _, mean, deviation = normalise_patches(take(true, hidden))
             predicted = predicted * deviation + mean
         index = hidden[:, :, None].expand(-1, -1, true.shape[-1])
-        rebuilt = true.scatter(1, index, take(predicted, hidden))
+        rebuilt = true.scatter(1, index, predicted)
         blanked = true.scatter(1, index, torch.zeros_like(true))
         return unpatchify(blanked, grid, patch), unpatchify(rebuilt, grid, patch)
 
@@ -93,14 +92,17 @@ class Decoder(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, tokens: Tensor, visible: Tensor, grid: tuple[int, int]) -> Tensor:
+    def forward(
+        self, tokens: Tensor, visible: Tensor, hidden: Tensor, grid: tuple[int, int]
+    ) -> Tensor:
+        """The pixels of the hidden patches, from the tokens of the visible ones."""
         x = self.embed(tokens)
         index = visible[:, :, None].expand(-1, -1, x.shape[-1])
         everywhere = self.mask_token.to(x.dtype).expand(len(x), math.prod(grid), -1)
         x = everywhere.scatter(1, index, x) + sincos_positions(grid, x.shape[-1], x)
         for block in self.blocks:
             x = block(x, None)
-        pixels: Tensor = self.head(self.norm(x))
+        pixels: Tensor = self.head(self.norm(take(x, hidden)))
         return pixels
 
 
@@ -127,4 +129,5 @@ def normalise_patches(patches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def take(patches: Tensor, index: Tensor) -> Tensor:
     """The patches in `index`, (B, P')."""
-    return patches.gather(1, index[:, :, None].expand(-1, -1, patches.shape[-1]))
+    rows = torch.arange(len(index), device=index.device)[:, None] * patches.shape[1] + index
+    return patches.flatten(0, 1)[rows.flatten()].unflatten(0, index.shape)

@@ -117,7 +117,7 @@ def choose_method(
     width = 32 * max(1, round(vit.width / 64))  # about half of the backbone's
     chosen = PretrainConfig(
         mask=0.75 if vit.patches >= FEW_PATCHES else 0.6,
-        decoder_depth=1 if vit.patches <= LONG_SEQUENCE else 4,
+        decoder_depth=1 if vit.patches <= LONG_SEQUENCE else 3,
         decoder_width=width if vit.patches <= LONG_SEQUENCE else max(width, 128),
         normalise=vit.patch >= LARGE_PATCH,
     )
