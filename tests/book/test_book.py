@@ -3,6 +3,7 @@
 import ast
 import builtins
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 from book import build, figures
+from docs.build import NAVIGATION
 from vitrail.errors import UserError
 
 BLOCK = re.compile(r"(<!-- include: .*? -->\n)?```python\n(.*?)```\n(?:```text\n(.*?)```\n)?", re.S)
@@ -106,6 +108,12 @@ def test_the_worked_example_is_the_one_in_the_figure(names: dict[str, Any]) -> N
 
 def test_the_photo_is_the_one_in_the_figure(names: dict[str, Any]) -> None:
     assert torch.equal(names["x"], figures.to_tensor(figures.load_photo()))
+
+
+@pytest.mark.parametrize(("chapter", "following"), list(pairwise(NAVIGATION["Book"])))
+def test_every_chapter_ends_with_a_link_to_the_next(chapter: str, following: str) -> None:
+    last = (build.ROOT / "book" / f"{chapter}.md").read_text().splitlines()[-1]
+    assert re.match(rf"Next: \[[^]]+\]\({following}\.md\)", last)
 
 
 @pytest.mark.parametrize("chapter", build.chapters(), ids=lambda path: path.name)
