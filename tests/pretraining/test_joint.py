@@ -1,5 +1,7 @@
 """The joint loss: labelled images beside others without labels."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -31,6 +33,27 @@ def test_a_distorted_view_learns_the_sharpened_prediction(model, monkeypatch):
     targets = model.backbone(others).div(TEMPERATURE).softmax(dim=1)
     losses = F.cross_entropy(model.backbone(others.flip(-1)), targets, reduction="none")
     torch.testing.assert_close(outputs[:, 3], losses.view(4, 2).mean(dim=1))
+
+
+def test_the_teacher_gives_the_targets(model, monkeypatch):
+    monkeypatch.setattr(model, "distort", torch.zeros_like)
+    images, teacher = torch.randn(2, 3, 3, 8, 8), copy.deepcopy(model.backbone)
+    before = model(images)
+    with torch.no_grad():
+        teacher.head.bias += torch.tensor([99.0, 0.0, 0.0])  # now it always answers the first class
+    model.teacher = (teacher,)
+    after, blank = model(images), model.backbone(torch.zeros(1, 3, 8, 8))
+    assert torch.equal(before[:, :3], after[:, :3])
+    expected = F.cross_entropy(blank, torch.tensor([0]))
+    torch.testing.assert_close(after[:, 3], expected.expand(2))
+
+
+def test_in_training_every_second_labelled_image_is_distorted(model, monkeypatch):
+    monkeypatch.setattr(model, "distort", torch.zeros_like)
+    images = torch.randn(4, 3, 8, 8)
+    seen = model.train().distort_half(images)
+    assert torch.equal(seen[::2], images[::2]) and not seen[1::2].any()
+    assert torch.equal(model.eval().distort_half(images), images)
 
 
 def test_the_prediction_itself_gets_no_gradient(model, monkeypatch):

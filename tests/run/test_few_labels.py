@@ -1,5 +1,6 @@
 """Training with few labels: from a pretraining, and with a part of the labels."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +11,14 @@ from PIL import Image
 import vitrail
 from tests.run.conftest import SMALL, tensors
 from tests.run.test_pretrain import TINY
-from vitrail.data.config import Preprocess
+from vitrail.data.config import DataConfig, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.split import keep_labels
 from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
 from vitrail.pretraining.config import JointConfig
 from vitrail.pretraining.joint import JointClassifier
+from vitrail.run.build import make_learner
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
 from vitrail.run.semi_supervised import attach_unlabelled, open_without_labels
@@ -98,9 +101,22 @@ def test_images_without_labels_join_late_in_the_run(digits, monkeypatch):
     )
     run = digits(settings=JOINT, labels_only=0.1)
     recipe = (run.folder / "recipe.toml").read_text()
-    assert "few labels: batches of 64 labelled images; after 70% of the steps" in recipe
-    assert [tuple(shape[:-3]) for shape in shapes] == [(8,)] * 8 + [(8, 3)] * 4
+    assert "few labels: batches of 64 labelled images; after 80% of the steps" in recipe
+    assert [tuple(shape[:-3]) for shape in shapes] == [(8,)] * 9 + [(8, 4)] * 3
     assert run.metrics["steps"] == 12 and run.metrics["test"]["accuracy"] > 0.05
+
+
+def test_the_teacher_of_images_without_labels_has_the_ema_weights():
+    recipe = Recipe(
+        train=TrainConfig(batch=8, ema=0.9, steps=2),
+        data=DataConfig(labelled=0.1),
+        joint=JointConfig(),
+        vit=ViTConfig(image=8, patch=2, channels=1, width=16, depth=1, heads=1, classes=10),
+        preprocess=GREY,
+    )
+    learner = copy.deepcopy(make_learner(recipe, torch.device("cpu")))
+    assert learner.model.teacher == (learner.ema.model.backbone,)
+    assert not any("teacher" in name for name in learner.tensors())
 
 
 def test_images_without_labels_are_training_images_and_their_labels_are_not_read(digits):

@@ -15,7 +15,7 @@ MINIMUM = {  # of each whole number
 }
 MAXIMUM = 100_000  # of each whole number
 MAX_RATIO = 64  # images without labels for each labelled one
-JOINT_START = 0.7  # of all steps: before, predictions are worth little, and such steps are cheap
+JOINT_START = 0.8  # of all steps: before, predictions are worth little, and such steps are cheap
 MAX_REGIONS = 32  # their similarities are as many as the fourth power
 
 
@@ -63,7 +63,7 @@ class PretrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class JointConfig:
-    ratio: int = 2  # images without labels for each labelled one of a batch; 0 ignores them
+    ratio: int = 3  # images without labels for each labelled one of a batch; 0 ignores them
     crop: float = 0.35  # minimum area fraction of the crop in a distorted view
     flip: float = 0.5  # probability of a horizontal flip
     colour: float = 0.4  # strength of brightness, contrast and saturation jitter

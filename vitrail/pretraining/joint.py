@@ -1,7 +1,8 @@
 """A joint loss: the cross-entropy of labelled images, and the consistency of others without labels.
 
-Unsupervised data augmentation (Xie et al., 2020): what the model predicts for an image without
-label, sharpened, is the target of a distorted view of it.
+Unsupervised data augmentation (Xie et al., 2020) with a mean teacher (Tarvainen and Valpola, 2017):
+what the model with EMA weights predicts for an image without label, sharpened, is the target of a
+distorted view of it. Half of the labelled images are distorted, too.
 """
 
 from functools import partial
@@ -33,16 +34,19 @@ class JointClassifier(nn.Module):
     def __init__(self, backbone: ViT, config: JointConfig, mean: Tensor, std: Tensor):
         super().__init__()
         self.backbone, self.config = backbone, config
+        self.teacher: tuple[ViT, ...] = ()  # in a tuple: its weights are not part of this module
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("std", std, persistent=False)
 
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        labelled = self.distort_half(images if images.ndim == 4 else images[:, 0])
         if images.ndim == 4:
-            logits = self.backbone(images, keep)
+            logits = self.backbone(labelled, keep)
             return torch.cat([logits, logits.new_zeros(len(logits), 1)], dim=1)
-        labelled, others = images[:, 0], images[:, 1:].flatten(0, 1)
+        others = images[:, 1:].flatten(0, 1)
         with torch.no_grad():
-            targets = (self.backbone(others).float() / TEMPERATURE).softmax(dim=1)
+            teacher = self.teacher[0] if self.teacher else self.backbone
+            targets = (teacher(others).float() / TEMPERATURE).softmax(dim=1)
             views = self.distort(others)
         if keep is None:  # one batch, so that batch norms see both kinds of images
             logits = self.backbone(torch.cat([labelled, views]))
@@ -52,6 +56,14 @@ class JointClassifier(nn.Module):
         losses = F.cross_entropy(theirs.float(), targets, reduction="none")
         mean = losses.view(len(ours), -1).mean(dim=1, keepdim=True)
         return torch.cat([ours, mean.to(ours.dtype)], dim=1)
+
+    def distort_half(self, images: Tensor) -> Tensor:
+        """In training, every second image is distorted: all of them would hide what is usual."""
+        if not self.training or len(images) < 2:
+            return images
+        half = images.clone()
+        half[1::2] = self.distort(images[1::2])
+        return half
 
     @torch.no_grad()
     def distort(self, images: Tensor) -> Tensor:

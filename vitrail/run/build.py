@@ -19,7 +19,7 @@ from vitrail.model.vit import ViT
 from vitrail.pretraining.config import PretrainConfig
 from vitrail.pretraining.joint import JointClassifier, joint_loss
 from vitrail.pretraining.masked import MaskedAutoencoder
-from vitrail.pretraining.objective import Pretrainer, count_nothing, sum_losses
+from vitrail.pretraining.objective import Pretrainer, backbone_of, count_nothing, sum_losses
 from vitrail.pretraining.teacher import (
     FeatureStudent,
     count_taught,
@@ -213,6 +213,8 @@ def assemble_learner(
         twin=twin,
         world=world,
     )
+    if isinstance(model, JointClassifier) and learner.ema is not None:
+        model.teacher = (backbone_of(learner.ema.model),)
     set_criterion(learner, recipe)
     return learner
 

@@ -308,12 +308,18 @@ def design_from_scratch(
     processes: int,
 ) -> auto.Choice:
     train, joint, minutes = requested["train"], None, request.minutes
+    model, vit = request.model or request.settings.get("model"), None
     if request.lacks_labels and request.asks_teacher is None:
         joint = request_joint(summary, request.labelled, requested)
         minutes = None if minutes is None else minutes / step_cost(joint)
+        if joint.ratio and model is None:  # it learns from all images
+            everything = replace(summary, images=round(summary.images / request.labelled))
+            rate = auto.device_rate(device.type, processes)
+            model, vit = auto.choose_model(everything, device.type, rate, request.minutes, None)
     choice = auto.choose_from_scratch(
         summary,
-        model=request.model or request.settings.get("model"),
+        model=model,
+        vit=vit,
         minutes=minutes,
         epochs=train.get("epochs"),
         steps=train.get("steps", 0),

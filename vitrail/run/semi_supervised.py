@@ -19,7 +19,7 @@ from vitrail.training.distributed import World
 SHIFT = 0.1  # of an image without label whose class is predicted, as a fraction of the side
 TINY_IMAGE = 16  # pixels up to which crops stay large
 SHORT_EMA = 0.99  # EMA decay of runs with few steps
-USUAL_RATIO = 2  # images without labels for each labelled one
+USUAL_RATIO = 3  # images without labels for each labelled one
 FORWARD_COST = 1 / 3  # of a prediction, against a training step on the same images
 
 
@@ -56,8 +56,8 @@ def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> Non
     many = f"{config.ratio} image{'s' * (config.ratio > 1)}"
     choice.reasons.append(
         f"few labels: batches of {train['batch']} labelled images; after {JOINT_START:.0%} of the "
-        f"steps, {many} without labels beside each; the sharpened prediction for an image is the "
-        f"target for a distorted view of it (Xie et al., 2020)"
+        f"steps, {many} without labels beside each; the sharpened prediction of the EMA weights "
+        f"for an image is the target for a distorted view of it (Xie et al., 2020)"
     )
     choice.reasons.append(
         "EMA weights; no label smoothing or mixup, which would lower the confidence"
