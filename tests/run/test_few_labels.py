@@ -11,17 +11,18 @@ from PIL import Image
 import vitrail
 from tests.run.conftest import SMALL, tensors
 from tests.run.test_pretrain import TINY
-from vitrail.data.config import DataConfig, Preprocess
+from vitrail.data.config import AUGMENT_PRESETS, DataConfig, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.split import keep_labels
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.pretraining.config import JointConfig
 from vitrail.pretraining.joint import JointClassifier
+from vitrail.run.auto import DataSummary, choose_from_scratch
 from vitrail.run.build import make_learner
 from vitrail.run.drive import Stopped
-from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
-from vitrail.run.semi_supervised import attach_unlabelled, open_without_labels
+from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict, settings_to_dict
+from vitrail.run.semi_supervised import attach_unlabelled, open_without_labels, use_unlabelled
 from vitrail.training.config import TrainConfig
 from vitrail.training.distributed import SINGLE
 
@@ -104,6 +105,17 @@ def test_images_without_labels_join_late_in_the_run(digits, monkeypatch):
     assert "few labels: batches of 64 labelled images; after 80% of the steps" in recipe
     assert [tuple(shape[:-3]) for shape in shapes] == [(8,)] * 9 + [(8, 4)] * 3
     assert run.metrics["steps"] == 12 and run.metrics["test"]["accuracy"] > 0.05
+
+
+def test_the_joint_loss_alone_crops_and_recolours():
+    """Of a long training on few colour images, whose own augmentation would distort twice."""
+    summary = DataSummary(images=450, classes=10, side=32, channels=3, imbalance=1.0)
+    choice = choose_from_scratch(summary, minutes=20)
+    assert choice.settings["data"]["augment"]["scale"] < 1
+    use_unlabelled(choice, JointConfig(), 450)
+    assert choice.settings["data"]["augment"] == settings_to_dict(AUGMENT_PRESETS["light"])
+    assert [line.split(":")[0] for line in choice.reasons].count("augmentation light") == 1
+    assert not any(line.startswith("augmentation strong") for line in choice.reasons)
 
 
 def test_the_teacher_of_images_without_labels_has_the_ema_weights():

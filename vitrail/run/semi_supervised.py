@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vitrail.data.config import Augment
+from vitrail.data.config import AUGMENT_PRESETS, Augment
 from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
 from vitrail.data.source import Source
@@ -50,9 +50,11 @@ def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> Non
     train["batch"] = labelled_batch(images)
     train["smoothing"] = 0.0  # with it, few predictions would be confident
     train.setdefault("ema", SHORT_EMA)
-    augment |= {"mixup": 0.0, "cutmix": 0.0}
-    replaced = ("batch", "label smoothing")
+    replaced = ("batch", "label smoothing", *(["augmentation"] if augment["scale"] < 1 else []))
     choice.reasons[:] = [line for line in choice.reasons if not line.startswith(replaced)]
+    if augment["scale"] < 1:  # crops, colours and blank squares are the joint loss's own
+        augment |= settings_to_dict(AUGMENT_PRESETS["light"])
+        choice.reasons.append("augmentation light: flips and shifts; the joint loss distorts more")
     many = f"{config.ratio} image{'s' * (config.ratio > 1)}"
     choice.reasons.append(
         f"few labels: batches of {train['batch']} labelled images; after {JOINT_START:.0%} of the "
