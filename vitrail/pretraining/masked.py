@@ -130,4 +130,5 @@ def normalise_patches(patches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def take(patches: Tensor, index: Tensor) -> Tensor:
     """The patches in `index`, (B, P')."""
     rows = torch.arange(len(index), device=index.device)[:, None] * patches.shape[1] + index
-    return patches.flatten(0, 1)[rows.flatten()].unflatten(0, index.shape)
+    taken: Tensor = patches.flatten(0, 1)[rows.flatten()].unflatten(0, index.shape)
+    return taken
