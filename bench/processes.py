@@ -159,7 +159,7 @@ def time_checkpoint(world: World, folder: Path, parameters: int) -> dict[str, li
         world.all_reduce(1)
         seconds[kind].append(perf_counter() - start)
         (folder / f"plain-{world.rank}").unlink(missing_ok=True)
-        world.on_leader(lambda: shutil.rmtree(folder / "run" / str(number), ignore_errors=True))  # noqa: B023
+        world.on_leader(partial(shutil.rmtree, folder / "run" / str(number), ignore_errors=True))
     return seconds
 
 
