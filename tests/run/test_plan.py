@@ -48,12 +48,12 @@ def test_steps_with_patch_dropout_or_images_without_labels_are_timed_apart():
     def kinds(recipe):
         return [(round(p.share, 6), p.drops, p.unlabelled) for p in list_phases(recipe)]
 
-    dropping = TrainConfig(drop_patches=0.5, drop_until=0.6)
+    dropping = TrainConfig(drop_patches=0.5, drop_until=0.5)
     assert kinds(Recipe()) == [(1.0, False, False)]
     assert kinds(Recipe(joint=JointConfig(ratio=0))) == [(1.0, False, False)]
-    assert kinds(Recipe(train=dropping)) == [(0.6, True, False), (0.4, False, False)]
+    assert kinds(Recipe(train=dropping)) == [(0.5, True, False), (0.5, False, False)]
     assert kinds(Recipe(train=dropping, joint=JointConfig())) == [
-        *[(0.6, True, False), (0.2, False, False), (0.2, False, True)],
+        *[(0.5, True, False), (0.1, False, False), (0.4, False, True)],
     ]
     endless = TrainConfig(drop_patches=0.5, drop_until=1.0)
     assert kinds(Recipe(train=endless)) == [(1.0, True, False)]
