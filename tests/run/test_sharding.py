@@ -182,7 +182,7 @@ def resume_from(folder, shard=None):
 
         Driver.drive = record
         try:
-            run = vitrail.resume(folder, report=False, quiet=True, timeout=20, shard=shard)
+            run = vitrail.resume(folder, report=False, quiet=True, timeout=60, shard=shard)
         finally:
             Driver.drive = drive
         return run.metrics["steps"], all(equal)

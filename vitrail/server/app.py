@@ -55,6 +55,8 @@ def error_response(status: int, message: str, headers: dict[str, str] | None = N
 def routing_error(error: HTTPException) -> Response:
     """The answer to a path or method that no route has."""
     headers = dict(error.headers or {})
+    if "Allow" in headers:  # in the order of a set, which differs between processes
+        headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))
     message = {
         404: "no such endpoint; openapi.json lists them",
         405: f"this endpoint takes {headers.get('Allow', 'other')} requests",
