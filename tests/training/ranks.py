@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vitrail.training.distributed import join_world
+from vitrail.training.distributed import PeerLost, join_world
 
 
 def ranks(
@@ -15,8 +15,16 @@ def ranks(
 ) -> list[Any]:
     """What `work` returns, or raises, in each of `size` processes; it must not return tensors.
 
-    It gets the `World`, or without `join` its rank, and then joins by itself.
+    It gets the `World`, or without `join` its rank, and then joins by itself. A fork of a process
+    with many threads may die at its start: if some rank never joined, all are started once more.
     """
+    found = start_ranks(size, work, timeout, join)
+    if any(isinstance(one, PeerLost) and "did not find all" in str(one) for one in found):
+        return start_ranks(size, work, timeout, join)
+    return found
+
+
+def start_ranks(size: int, work: Callable[[Any], Any], timeout: float, join: bool) -> list[Any]:
     context = multiprocessing.get_context("fork")
     port = free_port()
     started = []
