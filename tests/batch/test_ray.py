@@ -20,6 +20,7 @@ from vitrail.batch.ray_engine import (
     connect_to_ray,
     describe_ray_error,
 )
+from vitrail.data.open import open_data
 from vitrail.errors import UserError
 
 PART = 8  # of the 1797 digits: 225 parts
@@ -39,7 +40,7 @@ def test_workers_have_a_gpu_and_its_share_of_the_cores_or_a_core():
 
 
 def test_a_mistake_in_a_worker_is_one_line():
-    class TaskError(Exception):
+    class TaskError(UserError):  # Ray's, around ours
         cause = UserError("model on node 1f: another sha256")
 
     outer = RuntimeError("Traceback ...")
@@ -110,6 +111,21 @@ def find_workers():
     return [one.pid for one in below if "PartTask" in " ".join(one.cmdline())]
 
 
+def deadly(photos, *, everywhere):
+    """Pictures of which the sixth kills a process that reads it: any, or only a worker's."""
+    found = open_data(photos, labels="none", split=False)
+
+    class Deadly(type(found)):  # a local class, which Ray sends to its workers
+        def __getitem__(self, index):
+            import ray
+
+            if index == 5 and (everywhere or ray.get_runtime_context().get_actor_id()):
+                os._exit(1)
+            return super().__getitem__(index)
+
+    return Deadly(**vars(found))
+
+
 def check_kept(before, out):
     """All parts that existed are as they were."""
     after = states(out)
@@ -129,6 +145,33 @@ def test_a_killed_worker_loses_nothing_on_two_nodes(cluster, expected, tmp_path)
     check_kept(before, tmp_path)
     assert read(tmp_path).equals(table)
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of Ray
+def test_an_image_that_crashes_the_decoder_has_a_row_with_an_error(
+    cluster, model, photos, tmp_path
+):
+    source = deadly(photos, everywhere=True)
+    result = vitrail.features(model, source, out=tmp_path / "out", on="ray", part=4)
+    assert (result.parts, result.errors) == (6, 2)  # a broken one, too
+    errors = read(tmp_path / "out")["error"].to_pylist()
+    assert errors[5] == "crashes the process that decodes it"
+    assert sum(error is not None for error in errors) == 2
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of Ray
+def test_a_part_that_kills_every_worker_ends_the_job_in_one_line(cluster, model, photos, tmp_path):
+    source = deadly(photos, everywhere=False)
+    with pytest.raises(UserError, match=r"^5 workers died at part-0*1\.parquet; [^\n]*$"):
+        vitrail.features(model, source, out=tmp_path / "out", on="ray", part=4)
+    before = states(tmp_path / "out")
+    vitrail.features(
+        model, open_data(photos, labels="none", split=False), out=tmp_path / "out", part=4
+    )
+    check_kept(before, tmp_path / "out")
 
 
 @pytest.mark.full

@@ -1,6 +1,8 @@
 """Computes the parts of a job on Ray Data: a pool of actors, each with a copy of the model.
 
-Ray Data restarts an actor that dies, and gives its part to another one.
+Ray Data restarts an actor that dies, and gives its part to another one, forever. So attempts are
+counted: from the second on, each image of the part is first decoded by another process, which finds
+the one that crashes the decoder; after `MAX_ATTEMPTS` the job fails.
 """
 
 import importlib
@@ -8,39 +10,70 @@ import logging
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 from vitrail.batch.folder import PartFolder
-from vitrail.batch.manifest import Manifest
+from vitrail.batch.manifest import Manifest, part_name
 from vitrail.batch.parts import PartWriter
-from vitrail.batch.rows import load_rows
+from vitrail.batch.rows import Array, load_rows
+from vitrail.data.config import Preprocess
+from vitrail.data.image import load_image
 from vitrail.data.source import Source
 from vitrail.errors import UserError
 from vitrail.inference.weight_files import collect_model_files, hash_files
 
 CONNECT_SECONDS = 10
 MAX_BLOCKS = 4096  # tasks of Ray; each has one part or more
+MAX_ATTEMPTS = 5  # at a part: machines that are taken away end some of them, too
+PROBE_RETRIES = 1  # a process that dies twice at an image died of it
+
+
+class Attempts:
+    """An actor that counts how often workers have started each part."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+
+    def count(self, number: int) -> int:
+        self.counts[number] += 1
+        return self.counts[number]
 
 
 class PartTask:
     """The actor: loads the model with its first part, and writes one part after the other."""
 
     def __init__(
-        self, manifest: Manifest, folder: PartFolder, source: Any, device: str, threads: int
+        self,
+        manifest: Manifest,
+        folder: PartFolder,
+        source: Any,
+        attempts: Any,
+        device: str,
+        threads: int,
     ):
         self.manifest, self.folder, self.source = manifest, folder, source
-        self.device, self.threads = device, threads
-        self.writer: PartWriter | None = None
+        self.attempts, self.device, self.threads = attempts, device, threads
+        self.writer: ProbingWriter | None = None
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        import ray
+
         number = int(row["part"])
+        attempt = ray.get(self.attempts.count.remote(number))
+        if attempt > MAX_ATTEMPTS:
+            raise UserError(
+                f"{MAX_ATTEMPTS} workers died at {part_name(number)}; give them more memory, or "
+                f"compute it with `on='local'` to see why; finished parts are kept"
+            )
         if self.writer is None:
             self.writer = self.start()
+        self.writer.probes = attempt > 1
         return {"part": number, "errors": self.writer.write(number)}
 
-    def start(self) -> PartWriter:
+    def start(self) -> "ProbingWriter":
         import ray
         import torch
 
@@ -53,7 +86,35 @@ class PartTask:
             maker = load_rows(manifest, self.device)
         except UserError as error:
             raise UserError(f"{manifest.model} on node {node}: {error}") from error
-        return PartWriter(manifest, self.folder, ray.get(self.source), maker, self.threads)
+        writer = ProbingWriter(manifest, self.folder, ray.get(self.source), maker, self.threads)
+        writer.stored_source = self.source
+        return writer
+
+
+class ProbingWriter(PartWriter):
+    """Has each image decoded by another process first, if `probes`."""
+
+    stored_source: Any  # of Ray
+    probes = False
+
+    def load(self, item: int) -> Array | UserError:
+        return (self.probe(item) if self.probes else None) or super().load(item)
+
+    def probe(self, item: int) -> UserError | None:
+        import ray
+
+        decode = ray.remote(num_cpus=0, max_retries=PROBE_RETRIES)(decode_item)
+        try:
+            ray.get(decode.remote(self.stored_source, item, self.maker.preprocess))
+        except ray.exceptions.WorkerCrashedError:
+            return UserError("crashes the process that decodes it")
+        return None
+
+
+def decode_item(source: Source, item: int, preprocess: Preprocess) -> None:
+    """Decodes an image; why it cannot be read is reported by the worker that needs it."""
+    with suppress(UserError):
+        load_image(source[item].content, preprocess.channels, preprocess.pixels)
 
 
 def write_on_ray(
@@ -71,6 +132,8 @@ def write_on_ray(
         workers = min(resources.pop("workers"), len(numbers))
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
+        context.raise_original_map_exception = True  # else the mistake itself is lost on its way
+        attempts = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Attempts).remote()
         parts = ray.data.from_items(
             [{"part": number} for number in numbers],
             override_num_blocks=min(len(numbers), MAX_BLOCKS),
@@ -81,6 +144,7 @@ def write_on_ray(
                 manifest,
                 folder,
                 ray.put(source),
+                attempts,
                 device,
                 int(resources["num_cpus"]),
             ),
@@ -114,7 +178,7 @@ def connect_to_ray() -> Iterator[Any]:
         importlib.import_module("ray.data")
     except ImportError as error:
         raise UserError(f"`on='ray'` needs Ray; pip install 'vitrail[ray]' ({error})") from error
-    logging.getLogger("ray.data").setLevel("ERROR")
+    logging.getLogger("ray.data").setLevel("CRITICAL")  # errors are raised, too
     address = os.environ.get("RAY_ADDRESS") or "local"
     own = not ray.is_initialized()
     if own:
@@ -152,9 +216,12 @@ def check_reachable(address: str) -> None:
 def describe_ray_error(error: BaseException) -> str:
     """The mistake in a worker, or what Ray says about its end."""
     cause: Any = error
-    while cause is not None and not isinstance(cause, UserError):
-        cause = getattr(cause, "cause", None) or cause.__cause__
-    return shorten_error(cause) if cause is not None else f"Ray failed: {shorten_error(error)}"
+    while cause is not None:
+        inner = getattr(cause, "cause", None)  # Ray's own error is a `UserError`, too, around one
+        if isinstance(cause, UserError) and inner is None:
+            return shorten_error(cause)
+        cause = inner or cause.__cause__
+    return f"Ray failed: {shorten_error(error)}"
 
 
 def shorten_error(error: BaseException) -> str:
