@@ -7,7 +7,6 @@ of one core and a fixed number of steps each, so that a busy machine does not ma
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import tyro
 from PIL import Image
 
 from bench.pairs import Job, format_difference, paired_difference, run_jobs
-from bench.process import ROOT
+from bench.process import ROOT, report_mistakes
 from bench.report import current_commit
 from vitrail.data.image import load_image
 from vitrail.data.open import open_data
@@ -193,9 +192,5 @@ def make_job(
 
 
 if __name__ == "__main__":
-    try:
+    with report_mistakes():
         print(run(tyro.cli(GuardSettings, prog="python -m bench.guard")))
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -21,10 +21,22 @@ from typing import IO, Any
 from bench import onnx_runtime
 from bench.measure import Budget, Case, OnProgress, Task, Times, interleave, measure, time_calls
 from vitrail.data.reading.memory import retain_freed_memory
+from vitrail.errors import UserError
 from vitrail.zoo.presets import preset
 
 ROOT = Path(__file__).resolve().parents[1]  # working directory of the processes, for imports
 Size = tuple[str, int]  # a preset and a batch size
+
+
+@contextmanager
+def report_mistakes() -> Iterator[None]:
+    """Ends a command with one line after a mistake of its user, and without any after Ctrl-C."""
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 @dataclass(frozen=True)

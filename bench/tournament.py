@@ -5,7 +5,6 @@ change the cost of a step get as many steps as cost the same processor time.
 """
 
 import json
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import tyro
 
 from bench.ideas import IDEAS
 from bench.pairs import Job, format_difference, paired_difference, run_jobs
+from bench.process import report_mistakes
 from bench.trial import Trial, expected_steps
 from vitrail.data.open import open_data
 from vitrail.errors import UserError
@@ -104,9 +104,5 @@ def run_trials(trials: list[Trial], settings: TournamentSettings) -> list[dict[s
 
 
 if __name__ == "__main__":
-    try:
+    with report_mistakes():
         print(run(tyro.cli(TournamentSettings, prog="python -m bench.tournament")))
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -1,6 +1,5 @@
 """`vitrail doctor`: checks machines before a day is spent on them."""
 
-import json as as_json
 import os
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import tyro
 
 import vitrail
 from vitrail.cli.flags import OptionalInt, Switch, unset
+from vitrail.cli.output import print_result
 
 
 def doctor(
@@ -36,6 +36,6 @@ def doctor(
     """
     result = vitrail.doctor(folder, processes=processes, hub=not offline)
     if os.environ.get("RANK", "0") == "0":
-        print(as_json.dumps(result.to_dict(), indent=1) if json else result)
+        print_result(result, json)
     if not result.passed:
         sys.exit(1)

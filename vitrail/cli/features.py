@@ -1,6 +1,5 @@
 """`vitrail features`: stores the features of a data set of any size in Parquet parts."""
 
-import json as as_json
 from typing import Literal
 
 import vitrail
@@ -17,6 +16,7 @@ from vitrail.cli.flags import (
     Switch,
     given_settings,
 )
+from vitrail.cli.output import print_result
 
 
 def features(
@@ -54,4 +54,4 @@ def features(
         preprocess=preprocess,
         vit=given_settings(vit),
     )
-    print(as_json.dumps(result.to_dict(), indent=1) if json else result)
+    print_result(result, json)

@@ -1,6 +1,5 @@
 """`vitrail monitor`: compares new images with the validation images of a model."""
 
-import json as as_json
 import logging
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import tyro
 
 import vitrail
 from vitrail.cli.flags import Device, Model, Switch
+from vitrail.cli.output import print_result
 
 NewPredictions: TypeAlias = Annotated[
     str,
@@ -44,6 +44,6 @@ def monitor(
     result = vitrail.monitor(model, predictions, device=device)
     result.save(page)
     log.info(f"wrote {page}")
-    print(as_json.dumps(result.to_dict(), indent=1) if json else result)
+    print_result(result, json)
     if result.changed:
         sys.exit(CHANGED)

@@ -29,6 +29,7 @@ from vitrail.cli.flags import (
     Views,
     given_settings,
 )
+from vitrail.cli.output import print_result
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def predict(
             preprocess=preprocess,
             vit=given_settings(vit),
         )
-        print(as_json.dumps(result.to_dict(), indent=1) if json else result)
+        print_result(result, json)
         return
     if on != "local" or part is not None:
         raise UserError(f"`{'part' if on == 'local' else 'on'}` needs `out`; give a folder or URL")

@@ -1,6 +1,5 @@
 """`vitrail shard`: writes a data set as tar shards, to a folder or a bucket."""
 
-import json as as_json
 from typing import Annotated
 
 import tyro
@@ -15,6 +14,7 @@ from vitrail.cli.flags import (
     Switch,
     given_settings,
 )
+from vitrail.cli.output import print_result
 
 
 def shard(
@@ -50,4 +50,4 @@ def shard(
         columns=given_settings(columns),
         labels=labels,
     )
-    print(as_json.dumps(result.to_dict(), indent=1) if json else result)
+    print_result(result, json)

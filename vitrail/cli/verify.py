@@ -1,10 +1,10 @@
 """`vitrail verify`: checks that a model file is intact and computes the same answers here."""
 
-import json as as_json
 import sys
 
 import vitrail
 from vitrail.cli.flags import Device, Engine, Model, Switch
+from vitrail.cli.output import print_result
 
 
 def verify(
@@ -20,6 +20,6 @@ def verify(
         json: print one JSON document
     """
     result = vitrail.verify(model, device=device, engine=engine)
-    print(as_json.dumps(result.to_dict(), indent=1) if json else result)
+    print_result(result, json)
     if not result.passed:
         sys.exit(1)
