@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -437,8 +437,12 @@ class FillBatch:
         shape = self.preprocess.channels, self.preprocess.height, self.preprocess.width
         rows = slot.view(stored_dtype(self.preprocess.pixels)).reshape(-1, *shape)
         uniforms = augment.sample_uniforms(self.seed, task.epoch, task.random_ids)
-        for row, item in enumerate(task.items.tolist()):
-            report_item(item)
+        items = task.items.tolist()
+        rows_in_order: Iterable[int] = range(len(items))
+        if isinstance(self.read, Reader):
+            rows_in_order = self.read.arrivals(items)
+        for row in rows_in_order:
+            report_item(item := items[row])
             own = {name: numbers[row : row + 1] for name, numbers in uniforms.items()}
             rows[row] = self.augment_image(self.read_pixels(item), own)
 

@@ -7,6 +7,8 @@ import os
 import pickle
 import shutil
 import sys
+import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -18,9 +20,13 @@ from safetensors.torch import load_file
 import vitrail
 from tests.data.samples import class_folders, encoded, tar
 from tests.stores import CREDENTIALS, Proxy, error_page, s3_server, upload
+from vitrail.data.config import Augment, DataConfig, Preprocess
+from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
+from vitrail.data.reading.reader import Reader
 from vitrail.data.source import fingerprint
 from vitrail.data.sources import store, store_cache
+from vitrail.data.sources.store_tree import StoreTree
 from vitrail.errors import UserError
 from vitrail.run.auto import Choice
 from vitrail.run.design import adapt_to_store
@@ -194,6 +200,34 @@ def test_a_store_that_fails_delays_and_changes_nothing(s3, bucket, shards, fault
     same(open_data(url), open_data(shards))
 
 
+class Clock:
+    """Stands for the module `time`; a pause takes no time."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    time = monotonic
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize("minutes", [1, 9])
+def test_a_store_that_fails_for_minutes_delays_and_changes_nothing(
+    s3, bucket, shards, monkeypatch, minutes
+):
+    source = open_data(upload(shards, f"{bucket}/x"))
+    shutil.rmtree(Path(os.environ["VITRAIL_CACHE"]) / "store")
+    monkeypatch.setattr(store, "time", clock := Clock())
+    s3.fault = lambda method, path: FAULTS["dropped"] if clock.now < 60 * minutes else None
+    assert source[0].content == encoded(0, side=16)
+    assert 60 * minutes <= clock.now <= 60 * minutes + store.LONGEST_PAUSE
+    assert len(s3.requests("tar bytes=")) < 100, "pauses grow"
+
+
 def test_a_store_that_keeps_failing_is_one_line(s3, bucket, shards, monkeypatch):
     url = upload(shards, f"{bucket}/x")
     monkeypatch.setenv("VITRAIL_STORE_MINUTES", "0.001")
@@ -226,6 +260,17 @@ def test_a_range_that_breaks_off_is_continued(s3, bucket, tmp_path, monkeypatch)
     assert asked == list(range(0, len(content), 1000))
 
 
+def test_a_range_of_s3_that_breaks_off_is_continued(s3, bucket, tmp_path):
+    content = os.urandom(4 << 20)
+    (tmp_path / "big").mkdir()
+    (tmp_path / "big" / "a.bin").write_bytes(content)
+    file = store.find_file(f"{upload(tmp_path / 'big', bucket)}/a.bin")
+    s3.fault = fail_first(1, FAULTS["truncated"], "a.bin")
+    assert store.read_bytes(file, 0, len(content)) == content
+    first, second = s3.requests("a.bin bytes=")
+    assert "bytes=0-" in first and "bytes=0-" not in second
+
+
 def test_a_shard_that_changes_under_the_run_is_one_line(s3, bucket, shards, monkeypatch):
     url = upload(shards, f"{bucket}/x")
     source = open_data(url)
@@ -251,10 +296,11 @@ def test_a_store_that_fails_while_splitting_is_not_a_broken_image(s3, bucket, sh
 
 def test_what_was_read_is_not_read_again(s3, bucket, shards):
     url = upload(shards, f"{bucket}/x")
+    s3.log.clear()
     open_data(url)
     source = open_data(url)
     assert all(source[index].content for index in range(60))
-    assert len(s3.requests("tar bytes=")) == 3  # one for each shard
+    assert len(s3.requests("tar bytes=")) == len(s3.requests(".tar")) == 3  # one for each shard
 
 
 def test_a_changed_shard_is_indexed_anew(s3, bucket, shards, tmp_path):
@@ -283,11 +329,97 @@ def test_the_copy_stays_within_its_limit(s3, bucket, tmp_path, monkeypatch):
     assert store_cache.read_range(file, 99_500, 3000) == content[99_500:]
 
 
+def test_a_block_that_another_process_writes_is_not_deleted(s3, monkeypatch):
+    monkeypatch.setenv("VITRAIL_STORE_GB", "1e-6")
+    folder = Path(os.environ["VITRAIL_CACHE"]) / "store" / "00"
+    folder.mkdir(parents=True)
+    written, left = folder / "a.1.1", folder / "b.2.2"
+    for path, age in ((written, 0), (left, 3600), (folder / "c", 0)):
+        path.write_bytes(bytes(1000))
+        os.utime(path, (time.time() - age,) * 2)
+    monkeypatch.setattr(store_cache, "_unchecked", {})
+    store_cache.check_limit(1000)
+    assert list(folder.iterdir()) == [written]
+
+
 def test_a_block_that_is_not_complete_is_read_again(s3, bucket, shards):
     source = open_data(upload(shards, f"{bucket}/x"))
     for _, _, path in store_cache.list_blocks():
         path.write_bytes(b"short")
     assert source[0].content == encoded(0, side=16)
+
+
+def test_what_the_copy_has_is_read_while_the_rest_arrives(s3, bucket, shards):
+    """The second shard does not come before an image of each other shard was read."""
+    source = open_data(upload(shards, f"{bucket}/x"))
+    places = [source.stored_range(index) for index in range(0, 60, 10)]
+    shutil.rmtree(Path(os.environ["VITRAIL_CACHE"]) / "store")
+    list(store_cache.iterate_arrivals(places[4:]))
+    free, in_time = threading.Event(), []
+    s3.fault = lambda method, path: in_time.append(free.wait(60)) if "001.tar" in path else None
+    arrivals = store_cache.iterate_arrivals([*places, None])
+    assert [next(arrivals) for _ in range(3)] == [4, 5, 6]
+    assert sorted(next(arrivals) for _ in range(2)) == [0, 1]
+    free.set()
+    assert sorted(arrivals) == [2, 3] and all(in_time)
+    s3.fault = lambda method, path: FAULTS["dropped"]
+    assert [source[index].content for index in (0, 59)] == [encoded(i, side=16) for i in (0, 59)]
+
+
+def test_a_range_over_several_blocks_arrives_with_the_last(s3, bucket, shards, monkeypatch):
+    source = open_data(upload(shards, f"{bucket}/x"))
+    monkeypatch.setattr(store_cache, "BLOCK", 300)
+    places = [source.stored_range(index) for index in (0, 9)]
+    assert all(len(list(store_cache.blocks_of(place))) > 2 for place in places)
+    for position in store_cache.iterate_arrivals(places):
+        assert all(map(store_cache.is_complete, store_cache.blocks_of(places[position])))
+
+
+def test_a_store_that_refuses_a_block_is_an_error_of_the_batch(s3, bucket, shards):
+    source = open_data(upload(shards, f"{bucket}/x"))
+    shutil.rmtree(Path(os.environ["VITRAIL_CACHE"]) / "store")
+    expired = ("answer", 403, error_page("ExpiredToken"))
+    s3.fault = lambda method, path: expired if "001.tar" in path else None
+    with pytest.raises(store.StoreError, match=r"001\.tar have expired"):
+        list(store_cache.iterate_arrivals([source.stored_range(index) for index in (0, 20)]))
+
+
+def test_a_pass_in_order_reads_one_block_ahead_and_a_sample_does_not(
+    s3, bucket, shards, monkeypatch
+):
+    source = open_data(upload(shards, f"{bucket}/x"))
+    shutil.rmtree(Path(os.environ["VITRAIL_CACHE"]) / "store")
+    monkeypatch.setattr("vitrail.data.reading.reader.BLOCK", source.sizes.mean() * 20)  # 20 images
+    reader = Reader(source, Preprocess(size=16), uncropped=False)
+    s3.log.clear()
+    reader.download([0, 20])
+    assert len(s3.requests("tar bytes=")) == 2
+    s3.log.clear()
+    reader.download([20, 21])
+    for _ in range(6000):
+        if s3.requests("002.tar bytes="):
+            break
+        time.sleep(0.01)
+    reader.download([22, 23])
+    assert len(s3.requests("tar bytes=")) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_from_a_bucket_are_those_from_disk_in_whatever_order_they_arrive(
+    s3, bucket, shards, workers
+):
+    delays = itertools.cycle([0.0, 0.03, 0.01])
+    s3.fault = lambda method, path: time.sleep(next(delays)) if ".tar" in path else None
+    config = DataConfig(
+        workers=workers, cache_gb=0, disk_gb=0, augment=Augment(flip=0.5, scale=0.3)
+    )
+    batches = []
+    for place in (upload(shards, f"{bucket}/x"), shards):
+        source = open_data(place)
+        shutil.rmtree(Path(os.environ["VITRAIL_CACHE"]) / "store", ignore_errors=True)
+        loader = Loader(source, Preprocess(size=80), config, batch=16, progress=False)
+        batches.append([batch.images.clone() for batch in loader.training(0, 3)])
+    assert all(torch.equal(one, other) for one, other in zip(*batches, strict=True))
 
 
 def read_some(source, start, count, results):
@@ -333,6 +465,34 @@ def test_shards_written_to_a_bucket_open_without_being_read(s3, bucket, pets, tm
     assert fingerprint(source) == fingerprint(local)
     assert all(source[i].content == local[i].content for i in range(len(local)))
     assert len(result.shards) == len(source.files) > 3
+
+
+def test_a_store_that_refuses_an_index_is_one_line_and_no_shard_is_read(s3, bucket, pets, tmp_path):
+    vitrail.shard(pets, out=tmp_path / "local", shard_mb=0.003)
+    url = upload(tmp_path / "local", f"{bucket}/pets")
+    expired = ("answer", 403, error_page("ExpiredToken"))
+    s3.fault = lambda method, path: expired if ".npz" in path else None
+    message = why(url)
+    assert message.startswith(f"the credentials for {url}/") and ".tar.npz have expired" in message
+    assert not s3.requests("tar bytes=")
+
+
+def test_a_deleted_index_is_made_anew(s3, bucket, pets, tmp_path):
+    vitrail.shard(pets, out=tmp_path / "x", shard_mb=0.003)
+    min((tmp_path / "x").glob("*.npz")).unlink()
+    source = open_data(upload(tmp_path / "x", f"{bucket}/x"))
+    assert len(s3.requests("tar bytes=")) == 1
+    same(source, open_data(tmp_path / "x"))
+
+
+def test_names_are_not_listed_again_for_every_shard(s3, bucket, pets, tmp_path, monkeypatch):
+    vitrail.shard(pets, out=tmp_path / "x", shard_mb=0.001)
+    url, listed = upload(tmp_path / "x", f"{bucket}/x"), []
+    list_names = StoreTree.list_names
+    monkeypatch.setattr(
+        StoreTree, "list_names", lambda *of: (listed.append(of), list_names(*of))[1]
+    )
+    assert len(open_data(url).files) > 10 > len(listed)
 
 
 def test_an_image_that_is_not_what_the_index_says_is_an_error(s3, bucket, pets, tmp_path):

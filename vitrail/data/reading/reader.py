@@ -1,8 +1,9 @@
 """Reads one image of a data set at the size in which it is cached or trained on."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +16,15 @@ from vitrail.data.preprocess import resize_and_crop, shrink_to_cover
 from vitrail.data.reading.contents import contents_of, expect_reads
 from vitrail.data.reading.workers import ReportItem, Slot, prefetch
 from vitrail.data.source import Source
+from vitrail.data.sources.store import is_url
+from vitrail.data.sources.store_cache import BLOCK, Range, iterate_arrivals, read_ahead
 from vitrail.errors import OutOfResources, UserError
 
 Items = NDArray[np.int64]  # indices of images in their source
 
 CROP_MARGIN = 1.3  # uncropped images are stored this much larger than the input, for random crops
 CHUNK_ITEMS = 4  # images per task of a decoding worker
+MAX_STEP = 3  # between items, on average, of a pass over a source in its order
 HEADER_SAMPLE = 64  # images whose headers predict the memory for all
 MAX_STAGED = 2**23  # bytes of encoded files per slot: 32 slots, of 8 workers, take 256 MB at most
 
@@ -44,6 +48,30 @@ class Reader:
         if self.uncropped:
             return shrink_to_cover(pixels, self.stored_size, self.preprocess.interpolation)
         return np.ascontiguousarray(resize_and_crop(self.preprocess, pixels).transpose(2, 0, 1))
+
+    def arrivals(self, items: list[int]) -> Iterable[int]:
+        """The positions of items in the order to read them: those in a store as they arrive."""
+        find = self.find_range
+        return iterate_arrivals([find(item) for item in items]) if find else range(len(items))
+
+    def download(self, items: list[int]) -> None:
+        """Downloads items that are in a store; then starts on those one block after them."""
+        if not items or not (find := self.find_range):
+            return
+        for _ in self.arrivals(items):
+            pass
+        if items[-1] - items[0] < MAX_STEP * len(items):  # else it is a sample, not a pass
+            later = (item + self.items_per_block for item in items)
+            read_ahead(find(item) for item in later if item < len(self.source))
+
+    @cached_property
+    def items_per_block(self) -> int:
+        return max(1, int(BLOCK // max(1.0, self.source.sizes.mean())))
+
+    @property
+    def find_range(self) -> Callable[[int], Range | None] | None:
+        """Finds the bytes of an item of a store; None if the source is elsewhere."""
+        return getattr(self.source, "stored_range", None) if is_url(self.source.path) else None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -167,9 +195,11 @@ class DecodeChunk:
             items, contents = chunk.items, unstage(chunk, slot)
         else:
             items, contents = chunk, [None] * len(chunk)
+        pairs = list(zip(items.tolist(), contents, strict=True))
+        self.reader.download([item for item, content in pairs if content is None])
         results: list[tuple[int, ...] | Pixels | str] = []
         start = 0
-        for item, content in zip(items.tolist(), contents, strict=True):
+        for item, content in pairs:
             report_item(item)
             try:
                 pixels = self.reader(item, content)

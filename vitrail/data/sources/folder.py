@@ -18,6 +18,8 @@ from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.source import UNLABELLED, Item
 from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
 from vitrail.data.sources.store import Location
+from vitrail.data.sources.store_cache import Range
+from vitrail.data.sources.store_tree import StoreMembers
 from vitrail.data.sources.tree import Folder, Members, Tree
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.text import format_count
@@ -50,6 +52,12 @@ class FileSource:
         content = self.contents.read(index, path, lambda: self._read(index, path))
         suffix = os.path.splitext(name)[1].lower()
         return Item(content, self.labels[index], name, suffix)
+
+    def stored_range(self, index: int) -> Range | None:
+        """The bytes of an image in a store; None elsewhere."""
+        if not isinstance(self.members, StoreMembers):
+            return None
+        return self.members.stored_range(index, int(self.sizes[index]))
 
     def _read(self, index: int, path: str) -> bytes:
         size = int(self.sizes[index])

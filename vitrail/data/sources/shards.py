@@ -36,9 +36,9 @@ from vitrail.data.sources.multi_label import LabelCells, check_single_labels, en
 from vitrail.data.sources.names import PackedNames, make_unique, match_labels, normalise_name
 from vitrail.data.sources.places import modification_time
 from vitrail.data.sources.store import Location, StoreError, StoreFile
-from vitrail.data.sources.store_cache import StoreReader, read_range
+from vitrail.data.sources.store_cache import Range, StoreReader, read_range
 from vitrail.data.sources.store_tree import version_number
-from vitrail.data.sources.tree import Place, Tree, is_hidden
+from vitrail.data.sources.tree import MissingFile, Place, Tree, is_hidden
 from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.progress import progress_bar
 from vitrail.errors import UserError
@@ -79,6 +79,13 @@ class ShardSource:
         content = self.contents.read(index, path, lambda: self._read(file, index))
         suffix = IMAGE_SUFFIXES[self.suffixes[index]]
         return Item(content, self.labels[index], self.ids[index], suffix)
+
+    def stored_range(self, index: int) -> Range | None:
+        """The bytes of an image in a store; None on disk."""
+        file = self.files[self.shard_indices[index]]
+        if isinstance(file, Path):
+            return None
+        return file, int(self.offsets[index]), int(self.sizes[index])
 
     def _read(self, file: Path | StoreFile, index: int) -> bytes:
         offset, size = int(self.offsets[index]), int(self.sizes[index])
@@ -322,12 +329,14 @@ def write_index(index: ShardIndex, size: int, sha256: str, purpose: str) -> byte
 
 def read_index(tree: Tree, shard: str, size: int) -> ShardIndex | None:
     """The index beside a shard; None if it is absent, damaged, or of a file of another size."""
-    folder, name = posixpath.split(f"{shard}{INDEX_SUFFIX}")
-    if name not in tree.list_names(folder):
-        return None
     try:
-        with tree.open_file(f"{shard}{INDEX_SUFFIX}") as file:
-            saved = unpack_arrays(file.read())
+        found = tree.find(f"{shard}{INDEX_SUFFIX}")
+    except MissingFile:
+        return None
+    with tree.open_file(found.name) as file:  # a store that fails is not a damaged index
+        content = file.read()
+    try:
+        saved = unpack_arrays(content)
         index = ShardIndex.from_arrays(saved)
         counts = {len(column) for column in (index.keys, index.labels, index.offsets, index.sizes)}
         counts |= {len(index.suffixes), len(index.checksums)}
@@ -352,6 +361,8 @@ def build_index(shard: Location, place: Place) -> ShardIndex:
                 add_member(member, file, images, labels, dotted)
     except RecursionError as error:  # headers that each announce another header
         raise UserError(f"shard {shard}: too many extended headers in a row") from error
+    except StoreError:
+        raise
     except (tarfile.TarError, OSError, ValueError, EOFError, OverflowError) as error:
         raise UserError(f"shard {shard}: {error}") from error
     if unpaired := labels.keys() - images:

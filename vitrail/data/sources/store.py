@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ VERSION_KEYS = (  # of what fsspec tells about a file, the strongest first
 )
 OPTIONS = {"use_listings_cache": False, "skip_instance_cache": True}
 SINGLE_ATTEMPT = {"retries": {"total_max_attempts": 1}}  # of botocore: `retry` does the others
+PART = 1 << 20  # bytes of a range that are taken from a connection at once
 MINUTES = 10.0  # that a store may fail before a run ends
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds between attempts; doubled after each failure
 REPORT_AFTER, REPORT_EVERY = 5.0, 60.0  # seconds of failures until they are reported, and again
@@ -140,21 +141,63 @@ def find_file(url: str) -> StoreFile:
 
 def read_bytes(file: StoreFile, start: int, end: int) -> bytes:
     """A range of a file, complete and of the version that was listed."""
-    parts: list[bytes] = []  # a range that breaks off is continued where it did
+    return b"".join(read_parts(file, start, end))
 
-    def read() -> None:
+
+def read_parts(file: StoreFile, start: int, end: int) -> list[bytes]:
+    """The same in pieces: a range that breaks off is continued where it did."""
+    parts: list[bytes] = []
+
+    def read() -> bool:
+        tells_version = False
         while (begin := start + sum(map(len, parts))) < end:
             system, path = open_system(file.url)
-            part = system.cat_file(path, start=begin, end=end)
-            if len(part) > end - begin and len(part) == file.size:
-                part = part[begin:end]  # a server that ignores ranges sends everything
-            if not 0 < len(part) <= end - begin:
-                raise ConnectionError(f"received {len(part)} bytes instead of {end - begin}")
-            parts.append(part)
+            if tells_version := hasattr(system, "_call_s3"):
+                stream_from_s3(system, path, file, begin, end, parts)
+            else:
+                parts.append(read_part(system, path, file, begin, end))
+        return tells_version
 
-    retry(file.url, read)
-    check_unchanged_file(file)
-    return b"".join(parts)
+    if not retry(file.url, read):
+        check_unchanged_file(file)
+    return parts
+
+
+def read_part(system: Any, path: str, file: StoreFile, begin: int, end: int) -> bytes:
+    part: bytes = system.cat_file(path, start=begin, end=end)
+    if len(part) > end - begin and len(part) == file.size:
+        part = part[begin:end]  # a server that ignores ranges sends everything
+    if not 0 < len(part) <= end - begin:
+        raise ConnectionError(f"received {len(part)} bytes instead of {end - begin}")
+    return part
+
+
+def stream_from_s3(
+    system: Any, path: str, file: StoreFile, begin: int, end: int, parts: list[bytes]
+) -> None:
+    """Adds a range to `parts` as it arrives.
+
+    The answer to this request says which version it is of, so that no second one must ask for it.
+    """
+    from fsspec.asyn import sync
+
+    bucket, key, _ = system.split_path(path)
+
+    async def stream() -> str:
+        wanted = {"Bucket": bucket, "Key": key, "Range": f"bytes={begin}-{end - 1}"}
+        answer = await system._call_s3("get_object", **wanted)
+        with closing(answer["Body"]) as body:
+            if (version := answer["ETag"].strip('"')) != file.version:
+                return str(version)
+            if (length := answer["ContentLength"]) != end - begin:
+                raise ConnectionError(f"received {length} bytes instead of {end - begin}")
+            while part := await body.read(PART):
+                parts.append(part)
+        return file.version
+
+    if sync(system.loop, stream) != file.version:
+        check_unchanged_file(file)
+        raise ConnectionError("received another version than the current one")
 
 
 def read_whole(url: str) -> bytes:
@@ -291,14 +334,13 @@ def read_number(variable: str, default: float) -> float:
 def report_failure(url: str, reason: str, left: float) -> None:
     """Logs that a store fails, once a minute in all processes together."""
     stamp = cache_folder() / "store" / "reported"
-    try:
-        if time.time() - stamp.stat().st_mtime < REPORT_EVERY:
-            return
-    except OSError:
-        pass
-    with suppress(OSError):  # then it is reported more often
-        stamp.parent.mkdir(parents=True, exist_ok=True)
-        stamp.touch()
+    with _lock:
+        with suppress(OSError):  # it does not exist
+            if time.time() - stamp.stat().st_mtime < REPORT_EVERY:
+                return
+        with suppress(OSError):  # then it is reported more often
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            stamp.touch()
     log.warning(f"{url} fails ({reason}); trying again for up to {left / 60:.1f} minutes")
 
 

@@ -1,7 +1,8 @@
 """A local copy of what was read from stores: large blocks, of which the least recently used go.
 
 `VITRAIL_STORE_GB` limits its size. Several processes share it: a block appears complete by a
-rename, is downloaded by one of them while the others wait, and may be deleted at any time.
+rename, is downloaded by one of them while the others wait, and may be deleted at any time. Threads
+download what a batch needs while its other images are decoded.
 """
 
 import hashlib
@@ -10,24 +11,35 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from filelock import FileLock
 
 from vitrail import files
 from vitrail.data.sources.places import cache_folder
-from vitrail.data.sources.store import StoreError, StoreFile, read_bytes, read_number
+from vitrail.data.sources.store import StoreError, StoreFile, read_number, read_parts
 from vitrail.errors import UserError
 
 BLOCK = 8 << 20  # bytes that are requested at once
 DISK_SHARE = 4  # by default a quarter of the disk that is free or holds blocks already
 FREED_SHARE, CHECKED_SHARE = 8, 256  # of the limit: freed at once; written before it is checked
 TOUCH_EVERY = 60.0  # seconds between two notes that a block was used
+WRITING_SECONDS = 60.0  # that a block may take to be written; then its process has died
+POLL_SECONDS = 0.01  # between two looks at a block that another process downloads
+THREADS = 4  # downloads of a process at the same time
+
+Range = tuple[StoreFile, int, int]  # a file, its first byte that is needed, and their number
+Block = tuple[StoreFile, int]  # a file, and the number of the block in it
+Outcome = tuple[Block, Exception | None]
 
 _touched: dict[Path, float] = {}  # when this process noted the use of a block
 _limits: dict[int, int] = {}  # bytes, as a process measured them last, for which it lists blocks
 _unchecked: dict[int, int] = {}  # bytes that a process wrote since it checked the limit
+_requests: dict[int, "SimpleQueue[tuple[Block, SimpleQueue[Outcome]]]"] = {}  # of a process
+_read_ahead = set[Block]()  # blocks that `read_ahead` has requested
 
 
 class StoreReader(io.RawIOBase):
@@ -68,26 +80,104 @@ def read_range(file: StoreFile, start: int, size: int) -> bytes:
     end = min(start + size, file.size)
     return b"".join(
         read_block(file, number, max(start - number * BLOCK, 0), end - number * BLOCK)
-        for number in range(start // BLOCK, -(-end // BLOCK))
+        for _, number in blocks_of((file, start, size))
     )
+
+
+def blocks_of(place: Range) -> Iterator[Block]:
+    file, start, size = place
+    end = min(start + size, file.size)
+    return ((file, number) for number in range(start // BLOCK, -(-end // BLOCK)))
+
+
+def iterate_arrivals(ranges: Sequence[Range | None]) -> Iterator[int]:
+    """The position of each range as soon as the local copy has it; None needs nothing.
+
+    What is absent is downloaded while the caller works on the others.
+    """
+    absent: dict[Block, list[int]] = {}  # the positions that need each block
+    present, missing = set[Block](), [0] * len(ranges)
+    for position, place in enumerate(ranges):
+        for block in blocks_of(place) if place else ():
+            if block in present or (block not in absent and is_complete(block)):
+                present.add(block)
+            else:
+                absent.setdefault(block, []).append(position)
+                missing[position] += 1
+    outcomes = start_downloads(absent)
+    yield from (position for position, count in enumerate(missing) if not count)
+    for _ in absent:
+        block, error = outcomes.get()
+        if error is not None:
+            raise error
+        for position in absent[block]:
+            missing[position] -= 1
+            if not missing[position]:
+                yield position
+
+
+def read_ahead(ranges: Iterable[Range | None]) -> None:
+    """Downloads what a later call reads, meanwhile, and each block once."""
+    blocks = {block for place in ranges if place for block in blocks_of(place)} - _read_ahead
+    _read_ahead.update(blocks)
+    start_downloads(block for block in blocks if not is_complete(block))
+
+
+def start_downloads(blocks: Iterable[Block]) -> "SimpleQueue[Outcome]":
+    """Lets threads download blocks; what became of each is put into the queue."""
+    outcomes: SimpleQueue[Outcome] = SimpleQueue()
+    for block in blocks:
+        if (process := os.getpid()) not in _requests:
+            _requests[process] = SimpleQueue()
+            for _ in range(THREADS):  # daemons: a program need not wait for a store to end
+                threading.Thread(
+                    target=download_requested, args=(_requests[process],), daemon=True
+                ).start()
+        _requests[process].put((block, outcomes))
+    return outcomes
+
+
+def download_requested(requests: "SimpleQueue[tuple[Block, SimpleQueue[Outcome]]]") -> None:
+    while True:
+        block, outcomes = requests.get()
+        try:
+            read_block(*block, 0, 0)
+        except Exception as error:
+            outcomes.put((block, error))
+        else:
+            outcomes.put((block, None))
+
+
+def is_complete(block: Block) -> bool:
+    """Whether the local copy has a block."""
+    file, number = block
+    try:
+        return block_path(file, number).stat().st_size == block_size(file, number)
+    except OSError:
+        return False
+
+
+def block_size(file: StoreFile, number: int) -> int:
+    return min(BLOCK, file.size - number * BLOCK)
 
 
 def read_block(file: StoreFile, number: int, start: int, end: int) -> bytes:
     """Bytes of a block, which is downloaded if it is absent or not complete."""
     path = block_path(file, number)
-    size = min(BLOCK, file.size - number * BLOCK)
+    size = block_size(file, number)
     if (found := read_copy(path, size, start, min(end, size))) is not None:
         return found
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.parent / "lock"):
+        with FileLock(path.parent / "lock", poll_interval=POLL_SECONDS):
             if (found := read_copy(path, size, start, min(end, size))) is not None:
                 return found  # another process was faster
             first = number * BLOCK
-            content = read_bytes(file, first, first + size)
+            parts = read_parts(file, first, first + size)
             # without fsync: a block that a crash cuts short has another size, and is read again
             temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-            temporary.write_bytes(content)
+            with open(temporary, "wb") as copy:
+                copy.writelines(parts)
             temporary.replace(path)
         check_limit(size)
     except OSError as error:
@@ -95,7 +185,7 @@ def read_block(file: StoreFile, number: int, start: int, end: int) -> bytes:
         raise StoreError(
             f"cannot write {path.parent}: {why}, or set VITRAIL_CACHE to another folder"
         ) from error
-    return content[start:end]
+    return b"".join(parts)[start:end] if end > start else b""
 
 
 def block_path(file: StoreFile, number: int) -> Path:
@@ -136,7 +226,9 @@ def check_limit(size: int) -> None:
         total = sum(size for _, size, _ in blocks)
         if total <= limit - limit // FREED_SHARE:
             return
-        for _, size, path in blocks:
+        for used, size, path in blocks:
+            if path.suffix and time.time() - used < WRITING_SECONDS:
+                continue
             path.unlink(missing_ok=True)
             _touched.pop(path, None)
             total -= size
@@ -145,7 +237,7 @@ def check_limit(size: int) -> None:
 
 
 def list_blocks() -> list[tuple[float, int, Path]]:
-    """When each block was used, its size and its path."""
+    """When each block was used, its size and its path, which has a suffix while it is written."""
     found = []
     for path in (cache_folder() / "store").glob("??/*"):
         try:

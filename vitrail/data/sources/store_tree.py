@@ -10,7 +10,7 @@ from typing import BinaryIO
 from vitrail.data.image import MAX_BYTES, check_file_size
 from vitrail.data.sources.names import PackedNames
 from vitrail.data.sources.store import URL, StoreError, StoreFile, list_files
-from vitrail.data.sources.store_cache import read_range
+from vitrail.data.sources.store_cache import Range, read_range
 from vitrail.data.sources.tree import File, ListedTree, Place, is_hidden
 
 
@@ -61,7 +61,10 @@ class StoreMembers:
 
     def read(self, index: int, size: int) -> bytes:
         check_file_size(size, MAX_BYTES)
-        return read_range(StoreFile(self.urls[index], size, self.versions[index]), 0, size)
+        return read_range(*self.stored_range(index, size))
+
+    def stored_range(self, index: int, size: int) -> Range:
+        return StoreFile(self.urls[index], size, self.versions[index]), 0, size
 
     def select(self, indices: Sequence[int]) -> "StoreMembers":
         urls = PackedNames(self.urls[index] for index in indices)
