@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 import pytest
 
@@ -42,8 +43,10 @@ class Hub(BaseHTTPRequestHandler):
         owner, repository, _, _, name = self.path.strip("/").split("/", 4)
         file = self.folder / name
         known = f"{owner}/{repository}" == self.name
-        first = int(start.removeprefix("bytes=").partition("-")[0] or 0) if start else 0
-        found = 206 if first else 200
+        content = file.read_bytes() if file.is_file() else b""
+        first, _, last = start.removeprefix("bytes=").partition("-")
+        begin, end = int(first or 0), min(int(last) + 1, len(content)) if last else len(content)
+        found = 206 if start else 200
         self.send_response(
             self.status if self.status != 200 else found if known and file.is_file() else 404
         )
@@ -51,15 +54,14 @@ class Hub(BaseHTTPRequestHandler):
             self.send_header("X-Error-Code", "RepoNotFound")
         elif not file.is_file():
             self.send_header("X-Error-Code", "EntryNotFound")
-        content = file.read_bytes() if file.is_file() else b""
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("Content-Length", str(len(content) - first))
-        if first:
-            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(end - begin))
+        if start:
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
         self.end_headers()
         if body:
-            self.send_content(content[first:])
+            self.send_content(content[begin:end])
 
     def send_content(self, content: bytes) -> None:
         if self.flip:
@@ -86,15 +88,48 @@ class DatasetHub(Hub):
         known = self.path.startswith(f"/api/datasets/{self.name}") and "convert" not in self.path
         files = [file for file in self.folder.rglob("*") if file.is_file()] if known else []
         names = [{"rfilename": file.relative_to(self.folder).as_posix()} for file in files]
-        content = json.dumps({"id": self.name, "sha": "a" * 40, "siblings": names}).encode()
+        self.send_json({"id": self.name, "sha": COMMIT, "siblings": names}, known)
+
+    def send_json(self, answer: Any, known: bool) -> None:
+        content = json.dumps(answer if known else {"error": "not found"}).encode()
         self.send_response(200 if known else 404)
-        missing = "RevisionNotFound" if "convert" in self.path else "RepoNotFound"
         if not known:
-            self.send_header("X-Error-Code", missing)
+            missing = {"convert": "RevisionNotFound", "/tree/": "EntryNotFound"}
+            names = (name for text, name in missing.items() if text in self.path)
+            self.send_header("X-Error-Code", next(names, "RepoNotFound"))
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+
+class TreeHub(DatasetHub):
+    """Lists folders of a data set too, as the file system of `hf://` asks for them."""
+
+    def list_files(self) -> None:
+        path, _, query = unquote(self.path).partition("?")
+        _, tree, folder = path.partition("/tree/main")
+        if not tree:
+            return super().list_files()
+        self.requests.append(f"{self.command} {self.path}")
+        pattern = "**/*" if "recursive=true" in query else "*"
+        found = sorted((self.folder / folder.strip("/")).glob(pattern))
+        self.send_json([self.describe(file) for file in found], bool(found))
+
+    def do_POST(self) -> None:
+        """Describes the paths that are asked for, those that exist."""
+        self.requests.append(f"{self.command} {self.path}")
+        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        found = [self.folder / path for path in form["paths"] if (self.folder / path).exists()]
+        self.send_json([self.describe(file) for file in found], True)
+
+    def describe(self, file: Path) -> dict[str, Any]:
+        path = file.relative_to(self.folder).as_posix()
+        if file.is_dir():
+            return {"type": "directory", "path": path, "oid": COMMIT}
+        content = file.read_bytes()
+        oid = hashlib.sha1(content).hexdigest()
+        return {"type": "file", "path": path, "size": len(content), "oid": oid}
 
 
 @contextmanager

@@ -133,6 +133,8 @@ def find_file(url: str) -> StoreFile:
 
     def ask() -> StoreFile:
         system, path = open_system(url)
+        if url.startswith("hf://"):  # which would list the whole folder again for every file
+            return make_file(url, system.info(path, refresh=True, expand_info=True))
         system.invalidate_cache()
         return make_file(url, system.info(path))
 
