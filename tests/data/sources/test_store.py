@@ -372,7 +372,7 @@ def test_a_range_over_several_blocks_arrives_with_the_last(s3, bucket, shards, m
     places = [source.stored_range(index) for index in (0, 9)]
     assert all(len(list(store_cache.blocks_of(place))) > 2 for place in places)
     for position in store_cache.iterate_arrivals(places):
-        assert all(map(store_cache.is_complete, store_cache.blocks_of(places[position])))
+        assert all(map(store_cache.has_block, store_cache.blocks_of(places[position])))
 
 
 def test_a_store_that_refuses_a_block_is_an_error_of_the_batch(s3, bucket, shards):

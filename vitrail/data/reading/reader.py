@@ -17,7 +17,7 @@ from vitrail.data.reading.contents import contents_of, expect_reads
 from vitrail.data.reading.workers import ReportItem, Slot, prefetch
 from vitrail.data.source import Source
 from vitrail.data.sources.store import is_url
-from vitrail.data.sources.store_cache import BLOCK, Range, iterate_arrivals, read_ahead
+from vitrail.data.sources.store_cache import BLOCK, Range, download_ahead, iterate_arrivals
 from vitrail.errors import OutOfResources, UserError
 
 Items = NDArray[np.int64]  # indices of images in their source
@@ -62,7 +62,7 @@ class Reader:
             pass
         if items[-1] - items[0] < MAX_STEP * len(items):  # else it is a sample, not a pass
             later = (item + self.items_per_block for item in items)
-            read_ahead(find(item) for item in later if item < len(self.source))
+            download_ahead(find(item) for item in later if item < len(self.source))
 
     @cached_property
     def items_per_block(self) -> int:

@@ -143,10 +143,10 @@ def find_file(url: str) -> StoreFile:
 
 def read_bytes(file: StoreFile, start: int, end: int) -> bytes:
     """A range of a file, complete and of the version that was listed."""
-    return b"".join(read_parts(file, start, end))
+    return b"".join(read_pieces(file, start, end))
 
 
-def read_parts(file: StoreFile, start: int, end: int) -> list[bytes]:
+def read_pieces(file: StoreFile, start: int, end: int) -> list[bytes]:
     """The same in pieces: a range that breaks off is continued where it did."""
     parts: list[bytes] = []
 

@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from vitrail import files
 from vitrail.data.sources.places import cache_folder
-from vitrail.data.sources.store import StoreError, StoreFile, read_number, read_parts
+from vitrail.data.sources.store import StoreError, StoreFile, read_number, read_pieces
 from vitrail.errors import UserError
 
 BLOCK = 8 << 20  # bytes that are requested at once
@@ -39,7 +39,7 @@ _touched: dict[Path, float] = {}  # when this process noted the use of a block
 _limits: dict[int, int] = {}  # bytes, as a process measured them last, for which it lists blocks
 _unchecked: dict[int, int] = {}  # bytes that a process wrote since it checked the limit
 _requests: dict[int, "SimpleQueue[tuple[Block, SimpleQueue[Outcome]]]"] = {}  # of a process
-_read_ahead = set[Block]()  # blocks that `read_ahead` has requested
+_downloaded_ahead = set[Block]()  # blocks that `download_ahead` has requested
 
 
 class StoreReader(io.RawIOBase):
@@ -99,7 +99,7 @@ def iterate_arrivals(ranges: Sequence[Range | None]) -> Iterator[int]:
     present, missing = set[Block](), [0] * len(ranges)
     for position, place in enumerate(ranges):
         for block in blocks_of(place) if place else ():
-            if block in present or (block not in absent and is_complete(block)):
+            if block in present or (block not in absent and has_block(block)):
                 present.add(block)
             else:
                 absent.setdefault(block, []).append(position)
@@ -116,11 +116,11 @@ def iterate_arrivals(ranges: Sequence[Range | None]) -> Iterator[int]:
                 yield position
 
 
-def read_ahead(ranges: Iterable[Range | None]) -> None:
+def download_ahead(ranges: Iterable[Range | None]) -> None:
     """Downloads what a later call reads, meanwhile, and each block once."""
-    blocks = {block for place in ranges if place for block in blocks_of(place)} - _read_ahead
-    _read_ahead.update(blocks)
-    start_downloads(block for block in blocks if not is_complete(block))
+    blocks = {block for place in ranges if place for block in blocks_of(place)} - _downloaded_ahead
+    _downloaded_ahead.update(blocks)
+    start_downloads(block for block in blocks if not has_block(block))
 
 
 def start_downloads(blocks: Iterable[Block]) -> "SimpleQueue[Outcome]":
@@ -148,7 +148,7 @@ def download_requested(requests: "SimpleQueue[tuple[Block, SimpleQueue[Outcome]]
             outcomes.put((block, None))
 
 
-def is_complete(block: Block) -> bool:
+def has_block(block: Block) -> bool:
     """Whether the local copy has a block."""
     file, number = block
     try:
@@ -173,7 +173,7 @@ def read_block(file: StoreFile, number: int, start: int, end: int) -> bytes:
             if (found := read_copy(path, size, start, min(end, size))) is not None:
                 return found  # another process was faster
             first = number * BLOCK
-            parts = read_parts(file, first, first + size)
+            parts = read_pieces(file, first, first + size)
             # without fsync: a block that a crash cuts short has another size, and is read again
             temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
             with open(temporary, "wb") as copy:
