@@ -24,6 +24,7 @@ from vitrail.files import write_file
 
 OURS, PEER = "vitrail", "timm"
 RATES = (1e-4, 3e-4, 1e-3)  # of the peer; the table shows the best one on validation data
+HOPELESS = 0.2  # below the best rate on validation data with the first seed: not tried again
 TUNES = ("all", "proj", "lora", "head")
 STEP_BATCH, TIMED_STEPS = 16, 6
 
@@ -63,10 +64,13 @@ class FinetuneEntry:
 def run(settings: FinetuneSettings, progress: OnProgress) -> dict[str, Any]:
     work = settings.finished.absolute()
     work.mkdir(parents=True, exist_ok=True)
-    entries, results = settings.entries(), []
+    entries = settings.entries()
+    results: list[dict[str, Any]] = []
     total = sum(entry.minutes for entry in entries)
-    for entry in entries:
-        progress(sum(r["minutes"] for r in results) / total, str(entry))
+    for number, entry in enumerate(entries):
+        if is_hopeless(entry, results):
+            continue
+        progress(sum(e.minutes for e in entries[:number]) / total, str(entry))
         path = work / f"{entry}.json"
         if not path.is_file():
             train = train_ours if entry.contender == OURS else train_timm
@@ -74,6 +78,13 @@ def run(settings: FinetuneSettings, progress: OnProgress) -> dict[str, Any]:
         results.append({**asdict(entry), **json.loads(path.read_text())})
     steps = [measure_tune(tune, settings.weights) for tune in TUNES]
     return {"data": settings.photos.name, "entries": results, "steps": steps}
+
+
+def is_hopeless(entry: FinetuneEntry, results: list[dict[str, Any]]) -> bool:
+    """Whether the rate of an entry was far behind another one with the first seed."""
+    first = {r["lr"]: r["val"] for r in results if r["minutes"] == entry.minutes and not r["seed"]}
+    first.pop(None, None)  # ours
+    return entry.seed > 0 and entry.lr in first and first[entry.lr] < max(first.values()) - HOPELESS
 
 
 def train_ours(settings: FinetuneSettings, entry: FinetuneEntry, path: Path) -> None:
