@@ -17,6 +17,7 @@ from vitrail.tuning.space import (
     read_space,
     scale_augmentation,
 )
+from vitrail.zoo.presets import preset
 
 VIT = {"image": 32, "patch": 4, "classes": 10, "width": 64, "depth": 6, "heads": 2}
 
@@ -97,6 +98,19 @@ def test_the_default_space_includes_the_learning_rate_of_the_recipe():
 def test_the_size_of_given_weights_is_not_searched():
     space = default_space(recipe(weights="some", train=TrainConfig(lr=5e-4)))
     assert "size" not in space and "vit.patch" not in space
+
+
+@pytest.mark.parametrize(("image", "patches"), [(32, (4, 8)), (28, None)])
+def test_hybrids_that_train_chooses_are_searched_among_themselves(image, patches):
+    model = "R9+Micro/4"
+    base = recipe(model=model, vit=preset(model, image=image, classes=10))
+    space = default_space(base)
+    assert space["size"].values == ("R9+Nano", "R9+Micro", "R9+Mini")
+    assert ("vit.patch" in space and space["vit.patch"].values) == (patches or False)
+    assert initial_params(space, base)["size"] == "R9+Micro"
+    table, name = params_to_settings({"size": "R9+Mini"}, base)
+    assert (name, table["vit"]["width"], table["vit"]["depth"]) == ("R9+Mini/4", 192, 2)
+    assert table["vit"]["image"] == image
 
 
 def test_a_changed_size_is_not_searched():

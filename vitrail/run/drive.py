@@ -199,7 +199,7 @@ class Driver:
         return scores
 
     def evaluate_start(self) -> None:
-        """Evaluates the linear probe, so that the run never ends below it."""
+        """Evaluates the linear probe: the run keeps it if nothing later is better."""
         scores = self.evaluate()
         self.progress.best = Best(
             val_accuracy=scores["val_accuracy"], val_loss=scores["val_loss"], epoch=0, step=0

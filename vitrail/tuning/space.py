@@ -12,12 +12,13 @@ from vitrail.data.config import AUGMENT_PRESETS, Augment
 from vitrail.decoding import read_toml
 from vitrail.errors import UserError
 from vitrail.run.recipe import SECTIONS, Recipe, settings_from_dict, settings_to_dict
-from vitrail.zoo.presets import PRESETS, SIZES
+from vitrail.zoo.presets import HYBRID_SIZES, PRESETS, R9_PATCHES, SIZES
 
 Scalar = str | int | float | bool
 Params = dict[str, Any]
 
-SEARCHED_SIZES = ("Pico", "Nano", "Micro", "Mini")  # of the default space
+ALL_SIZES = SIZES | HYBRID_SIZES
+SEARCHED_SIZES = (("Pico", "Nano", "Micro", "Mini"), tuple(HYBRID_SIZES))  # of default spaces
 LR_RANGES = {"muon": (1e-3, 1e-1), "adamw": (1e-4, 1e-2)}  # of the default space
 FINE_TUNING_DIVISOR = 3  # of both bounds: fine-tuning needs lower learning rates
 WEIGHT_DECAY_RANGE = (1e-3, 0.3)
@@ -181,7 +182,7 @@ def parse_range(name: str, value: Any) -> Range:
 def check_dimension(name: str, dimension: Range | Choice) -> None:
     """Rejects values that a recipe rejects, before a trial is spent on them."""
     if name == "size":
-        known: tuple[str, ...] = tuple(SIZES)
+        known: tuple[str, ...] = tuple(ALL_SIZES)
     elif name == "augment":
         known = tuple(AUGMENT_PRESETS)
     else:
@@ -229,9 +230,10 @@ def default_space(base: Recipe) -> Space:
         space["augment"] = Choice(values=presets if current in presets else (*presets, current))
         space["strength"] = Range(low=STRENGTH_RANGE[0], high=STRENGTH_RANGE[1])
     size = base.model.partition("/")[0]
-    unchanged = SIZES.get(size, {}).items() <= settings_to_dict(base.vit).items()
-    if not base.weights and size in SEARCHED_SIZES and unchanged:
-        space["size"] = Choice(values=SEARCHED_SIZES)
+    unchanged = ALL_SIZES.get(size, {}).items() <= settings_to_dict(base.vit).items()
+    family = next((sizes for sizes in SEARCHED_SIZES if size in sizes), None)
+    if not base.weights and family and unchanged:
+        space["size"] = Choice(values=family)
         if len(patches := candidate_patches(base)) > 1:
             space["vit.patch"] = Choice(values=patches)
     return space
@@ -248,7 +250,7 @@ def candidate_patches(base: Recipe) -> tuple[int, ...]:
     return tuple(
         patch
         for patch in (patch_size // 2, patch_size, 2 * patch_size)
-        if patch >= 2
+        if (patch in R9_PATCHES if base.vit.stem == "r9" else patch >= 2)
         and height % patch == width % patch == 0
         and MIN_PATCHES <= height // patch * (width // patch) <= MAX_PATCHES
     )
@@ -295,7 +297,7 @@ def params_to_settings(
     table: dict[str, Any] = {}
     vit: dict[str, Any] = {}
     if "size" in params:
-        vit |= SIZES[params["size"]]
+        vit |= ALL_SIZES[params["size"]]
     if {"augment", "strength"} & params.keys():
         preset = AUGMENT_PRESETS[params["augment"]] if "augment" in params else base.data.augment
         augment = scale_augmentation(preset, params.get("strength", 1.0))

@@ -64,10 +64,14 @@ DINO3: dict[str, Any] = {
 SIGLIP: dict[str, Any] = {"pool": "map", "mlp": "gelu_tanh", "head": "none"}
 CLIP: dict[str, Any] = {"pre_norm": True, "eps": 1e-5, "head": "none"}
 SIMPLE: dict[str, Any] = {"positions": "sincos", "pool": "avg"}
-R9: dict[str, Any] = {**SIMPLE, "stem": "r9", "depth": 2, "image": 32}
+R9: dict[str, Any] = {**SIMPLE, "stem": "r9", "depth": 2}
+R9_PATCHES = (4, 8)
 MAE: dict[str, Any] = {"pool": "avg", "norm_after_pool": True, "registers": 1, "drop_path": 0.1}
 SWIGLU: dict[str, Any] = {"mlp": "swiglu", "mlp_ratio": 8 / 3}
 PAPER: dict[str, Any] = {"dropout": 0.1, "head": "mlp", "classes": 21843}
+
+# The first stages of a ResNet-9, then two blocks on few tokens: what `train` chooses
+HYBRID_SIZES = {f"R9+{size}": {**SIZES[size], **R9} for size in ("Nano", "Micro", "Mini")}
 
 PRESETS: dict[str, dict[str, Any]] = {
     f"{size}/{patch}": {
@@ -84,11 +88,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Xiao et al., 2021: convolutions of stride 2 replace the patches and one block
     "Conv+Ti/16": {**SIZES["Ti"], "depth": 11, "stem": "conv", "patch": 16},
     "Conv+S/16": {**SIZES["S"], "depth": 11, "stem": "conv", "patch": 16},
-    # The first stages of a ResNet-9, then two blocks on few tokens: what `train` chooses
     **{
-        f"R9+{size}/{patch}": {**SIZES[size], **R9, "patch": patch}
-        for size in ("Nano", "Micro", "Mini")
-        for patch in (4, 8)
+        f"{size}/{patch}": {**settings, "image": 32, "patch": patch}
+        for size, settings in HYBRID_SIZES.items()
+        for patch in R9_PATCHES
     },
     "B/16 in21k": {**SIZES["B"], "patch": 16, **PAPER},  # Dosovitskiy et al., pretraining
     "DeiT-Ti/16 distilled": {**SIZES["Ti"], "distilled": True, **DEIT},  # Touvron et al., 2021
