@@ -8,7 +8,7 @@ RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/wh
 RUN useradd --system --uid 10001 --no-create-home vitrail
 USER 10001
 WORKDIR /
-ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 MPLCONFIGDIR=/tmp
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 MPLCONFIGDIR=/tmp VITRAIL_CACHE=/tmp/vitrail
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=6s --start-period=30s \

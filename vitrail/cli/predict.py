@@ -77,7 +77,7 @@ def predict(
             other libraries
         part: images per part of --out (default: 256 to 4096, from their number)
         json: print one JSON line per image; with --out one document
-        csv: print a table: path, label, probability, error
+        csv: print a table: path, label, probability, error, answered, odd, set
     """
     if top is not None and top < 1:
         raise UserError(f"`top` is {top}; give a whole number of at least 1")

@@ -15,7 +15,6 @@ from vitrail.data.image import load_image
 from vitrail.data.preprocess import preprocess as preprocess_image
 from vitrail.data.preprocess import resize_and_crop
 from vitrail.display.page import stretch_to_uint8
-from vitrail.errors import UserError
 from vitrail.inference.prediction import ImageInput, as_images, name_image_in_errors
 from vitrail.inference.predictor import BATCH
 from vitrail.inference.torch_predictor import load_batches, load_input
@@ -23,7 +22,7 @@ from vitrail.model.vit import ViT
 from vitrail.training.device import pick_device
 from vitrail.training.learner import compute_dtype
 from vitrail.zoo import load as zoo
-from vitrail.zoo.load import log_weight_changes
+from vitrail.zoo.load import log_weight_changes, missing_preprocess
 from vitrail.zoo.metadata import Metadata
 from vitrail.zoo.weights import Normalisation
 
@@ -170,8 +169,5 @@ def load_backbone(
     settings = {"head": "none", **(vit or {})}
     loaded = log_weight_changes(zoo.load_weights(path, preprocess=preprocess, vit=settings))
     if loaded.preprocess is None:
-        raise UserError(
-            f"{path} does not say how its images were normalised; "
-            f"give `preprocess='half'`, `preprocess='imagenet'` or `preprocess='clip'`"
-        )
+        raise missing_preprocess(path)
     return Backbone(loaded.model, loaded.preprocess, loaded.metadata, pick_device(device))

@@ -25,10 +25,10 @@ from vitrail.exporting.export import MOST_LOST, Export, export_model
 from vitrail.exporting.formats import FORMATS, FormatName
 from vitrail.inference.classifier import Classifier
 from vitrail.inference.labelled_data import open_evaluation_data
-from vitrail.inference.load import make_classifier, missing_preprocess
+from vitrail.inference.load import make_classifier
 from vitrail.inference.verify import check_same_answers
 from vitrail.zoo.files.find import STANDARD_FILES, WEIGHT_SUFFIXES
-from vitrail.zoo.load import LoadedModel, load_weights, log_weight_changes
+from vitrail.zoo.load import LoadedModel, load_weights, log_weight_changes, missing_preprocess
 from vitrail.zoo.weights import Normalisation
 
 log = logging.getLogger(__name__)

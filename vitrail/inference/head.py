@@ -32,7 +32,7 @@ from vitrail.inference.torch_predictor import TorchPredictor
 from vitrail.model.vit import ViT
 from vitrail.training.device import pick_device
 from vitrail.zoo import load as zoo
-from vitrail.zoo.load import log_weight_changes
+from vitrail.zoo.load import log_weight_changes, missing_preprocess
 from vitrail.zoo.metadata import MultiLabel, TrainingData
 from vitrail.zoo.weights import Normalisation
 
@@ -325,10 +325,7 @@ def load_frozen_model(
     """Any weights, with or without a head."""
     loaded = log_weight_changes(zoo.load_weights(path, preprocess=preprocess, vit=vit))
     if loaded.preprocess is None:
-        raise UserError(
-            f"{path} does not say how its images were normalised; "
-            f"give `preprocess='half'` or `preprocess='imagenet'`"
-        )
+        raise missing_preprocess(path)
     return loaded.model, loaded.preprocess, pick_device(device)
 
 

@@ -67,17 +67,12 @@ def load(
 def make_classifier(loaded: "LoadedModel", *, path: str | Path, device: str) -> Classifier:
     """A classifier from loaded weights; raises if they do not say how to normalise images."""
     if loaded.preprocess is None:
+        from vitrail.zoo.load import missing_preprocess
+
         raise missing_preprocess(path)
     count = loaded.model.config.classes
     classes = loaded.classes or tuple(str(number) for number in range(count))
     return Classifier(loaded.model, classes, loaded.preprocess, loaded.metadata, device)
-
-
-def missing_preprocess(path: str | Path) -> UserError:
-    return UserError(
-        f"{path} does not say how its images were normalised; "
-        f"give `preprocess='half'` or `preprocess='imagenet'`"
-    )
 
 
 def load_exported(

@@ -23,6 +23,7 @@ from vitrail.run.build import make_learner
 from vitrail.run.design import design_recipe
 from vitrail.run.devices import CPU, Device, parse_devices
 from vitrail.run.forecast import (
+    ACHIEVED,
     Cluster,
     Forecast,
     choose_shard,
@@ -246,10 +247,12 @@ def list_assumptions(cluster: Cluster) -> Iterator[str]:
     if cluster.machines > 1:
         yield (
             f"network: {8 * device.network / 1e9:g} Gbit/s for each of {cluster.machines} machines "
-            f"of {device.per_machine}; change it with `network` and `per_machine`"
+            f"of {device.per_machine}, {ACHIEVED:.0%} of it reached; change it with `network` and "
+            f"`per_machine`"
         )
     elif cluster.count > 1:
-        yield f"link: {device.link / 1e9:g} GB/s between devices"
+        reached = "" if device.name == CPU else f", {ACHIEVED:.0%} of it reached"
+        yield f"link: {device.link / 1e9:g} GB/s between devices{reached}"
     where = "cached" if device.name == CPU else "decoded in every epoch"
     threads = device.cores * device.per_machine
     yield (

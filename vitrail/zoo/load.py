@@ -269,3 +269,8 @@ def log_weight_changes(loaded: LoadedModel) -> LoadedModel:
         for change in getattr(report, kind):
             log.info(f"{Path(report.source).name}: {kind.replace('_', ' ')}: {change}")
     return loaded
+
+
+def missing_preprocess(path: str | Path) -> UserError:
+    names = " or ".join(f"`preprocess={name!r}`" for name in NORMALISATIONS)
+    return UserError(f"{path} does not say how its images were normalised; give {names}")
