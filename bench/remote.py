@@ -29,7 +29,7 @@ from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
 from vitrail.data.sources.shards import ShardSource
 
-IMAGES, BATCH, WORKERS = 640, 64, 2
+IMAGES, BATCH, WORKERS = 2560, 64, 2
 FIRST_EPOCH, LATER_EPOCH = "shards, first epoch", "shards, later epoch"
 BUCKET = "in a bucket"  # against "vitrail", which reads them from the disk
 MIN_ROUNDS = 3  # each is an epoch

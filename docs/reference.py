@@ -24,6 +24,7 @@ BENCHMARKS = {  # a file in bench/results: its title
     "start-up": "Start-up",
     "start": "Time to the first step",
     "accuracy": "Accuracy after the same time",
+    "finetune": "Fine-tuning in the same time",
     "engines": "Engines",
     "serve": "Serving",
     "knn": "Nearest neighbours",
