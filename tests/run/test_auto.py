@@ -36,6 +36,13 @@ def test_a_short_time_wants_a_small_model_and_a_long_one_a_larger():
     assert widths == sorted(widths) and widths[0] < widths[2]
 
 
+def test_few_images_in_little_time_want_a_model_that_makes_enough_steps():
+    few = replace(CIFAR, images=4_500)
+    times = [1, 10, 500]
+    chosen = [auto.choose_from_scratch(few, minutes=one).settings["model"] for one in times]
+    assert chosen == ["R9+Nano/8", "R9+Micro/8", "R9+Mini/8"]
+
+
 def test_small_images_get_a_resnet_stem_and_tiny_ones_plain_patches():
     grey = replace(DIGITS, images=54_000, side=28)
     sets = (CIFAR, grey, PHOTOS, DIGITS)

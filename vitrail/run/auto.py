@@ -26,7 +26,8 @@ from vitrail.zoo.presets import preset
 CPU_RATE = 1.5e10  # multiply-adds per second in training, of one core
 CONV_SPEED = 1.7  # times this rate: wide convolutions reach more of a core than narrow matrices
 GPU_RATES = {"cuda": 2e13, "mps": 1e12}  # the same of a GPU; for Apple's an estimate, not measured
-AFFORDABLE = 2e7  # multiply-adds of a model that pays off from one epoch on
+AFFORDABLE = 2e7  # multiply-adds of a model that pays off from one epoch of CIFAR-10 on
+CIFAR_IMAGES = 45_000
 STEP_COST = 3  # a training step costs about three forward passes
 LONG_RUN = 2 * 3600  # seconds; longer default runs are avoided, or announced
 STEPS_PER_EPOCH = 16  # at least, where the data set is large enough
@@ -179,7 +180,8 @@ def choose_model(
 ) -> tuple[str, ViTConfig]:
     """The largest of the small models that gets enough epochs within the time.
 
-    With a stem, twice the multiply-adds need four times the epochs; plain ViTs need more.
+    With a stem, twice the multiply-adds need four times the epochs; plain ViTs need more. In
+    little time a small data set has many epochs, but few steps: then these count.
     """
     size, patch = input_size(summary.side, device)
     stem = "R9+" if patch in (4, 8) else ""
@@ -188,7 +190,10 @@ def choose_model(
         epochs = expected_epochs(summary, vit, rate, minutes, wanted)
         seconds = epochs * summary.images / images_per_second(vit, rate)
         needed = (count_macs(vit) / AFFORDABLE) ** 2 if stem else plain
-        if epochs >= needed and (minutes or wanted or seconds < LONG_RUN):
+        counted = epochs
+        if stem and minutes is not None:
+            counted *= min(1, summary.images / CIFAR_IMAGES)
+        if counted >= needed and (minutes or wanted or seconds < LONG_RUN):
             return f"{stem}{name}/{patch}", vit
     name = "Pico" if patch == 2 else f"{stem}Nano"
     return f"{name}/{patch}", small_vit(name, size, patch)
