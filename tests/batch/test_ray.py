@@ -147,6 +147,7 @@ def test_a_killed_worker_loses_nothing_on_two_nodes(cluster, expected, tmp_path)
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of Ray
 def test_an_image_that_crashes_the_decoder_has_a_row_with_an_error(
