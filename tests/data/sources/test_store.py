@@ -228,6 +228,15 @@ def test_a_store_that_fails_for_minutes_delays_and_changes_nothing(
     assert len(s3.requests("tar bytes=")) < 100, "pauses grow"
 
 
+@pytest.mark.parametrize(("rank", "level"), [("0", "WARNING"), ("1", "ERROR")])
+def test_any_rank_says_that_it_waits_and_once_a_minute(s3, monkeypatch, caplog, rank, level):
+    monkeypatch.setenv("RANK", rank)
+    for _ in range(2):
+        store.report_failure("s3://x", "dropped", 60.0)
+    assert [one.levelname for one in caplog.records] == [level]
+    assert "s3://x fails (dropped); trying again for up to 1.0 minutes" in caplog.text
+
+
 def test_a_store_that_keeps_failing_is_one_line(s3, bucket, shards, monkeypatch):
     url = upload(shards, f"{bucket}/x")
     monkeypatch.setenv("VITRAIL_STORE_MINUTES", "0.001")

@@ -343,7 +343,9 @@ def report_failure(url: str, reason: str, left: float) -> None:
         with suppress(OSError):  # then it is reported more often
             stamp.parent.mkdir(parents=True, exist_ok=True)
             stamp.touch()
-    log.warning(f"{url} fails ({reason}); trying again for up to {left / 60:.1f} minutes")
+    # of several ranks only the first logs warnings, but another may be the one that waits
+    level = logging.WARNING if os.environ.get("RANK", "0") == "0" else logging.ERROR
+    log.log(level, f"{url} fails ({reason}); trying again for up to {left / 60:.1f} minutes")
 
 
 def describe_store_problem(url: str, error: Exception, writing: bool) -> str:
