@@ -18,6 +18,7 @@ from bench import report
 from bench.accuracy import AccuracySettings
 from bench.finetune import FinetuneSettings
 from bench.measure import Budget, OnProgress
+from bench.process import report_errors
 from vitrail.errors import UserError
 
 Name = Literal[
@@ -145,9 +146,5 @@ def run(name: Name, settings: Settings, progress: OnProgress) -> dict[str, Any]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
+    with report_errors():
         main(tyro.cli(Settings, prog="python -m bench"))
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)

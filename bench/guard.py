@@ -17,7 +17,7 @@ import tyro
 from PIL import Image
 
 from bench.pairs import Job, format_difference, paired_difference, run_jobs
-from bench.process import ROOT, report_mistakes
+from bench.process import ROOT, report_errors
 from bench.report import current_commit
 from vitrail.data.image import load_image
 from vitrail.data.open import open_data
@@ -192,5 +192,5 @@ def make_job(
 
 
 if __name__ == "__main__":
-    with report_mistakes():
+    with report_errors():
         print(run(tyro.cli(GuardSettings, prog="python -m bench.guard")))

@@ -29,8 +29,8 @@ Size = tuple[str, int]  # a preset and a batch size
 
 
 @contextmanager
-def report_mistakes() -> Iterator[None]:
-    """Ends a command with one line after a mistake of its user, and without any after Ctrl-C."""
+def report_errors() -> Iterator[None]:
+    """Exits with one line after a `UserError`, silently after Ctrl-C."""
     try:
         yield
     except UserError as error:

@@ -18,7 +18,7 @@ from bench import onnx_runtime
 from bench.curves import accuracy_table, plot_accuracy
 from bench.finetune import render_finetune
 from bench.matmuls import MATMULS
-from bench.process import ROOT
+from bench.process import ROOT, report_errors
 from vitrail.errors import UserError
 from vitrail.files import write_file
 
@@ -261,7 +261,5 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with report_errors():
         main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"error: {error}")

@@ -13,7 +13,7 @@ import tyro
 
 from bench.ideas import IDEAS
 from bench.pairs import Job, format_difference, paired_difference, run_jobs
-from bench.process import report_mistakes
+from bench.process import report_errors
 from bench.trial import Trial, expected_steps
 from vitrail.data.open import open_data
 from vitrail.errors import UserError
@@ -104,5 +104,5 @@ def run_trials(trials: list[Trial], settings: TournamentSettings) -> list[dict[s
 
 
 if __name__ == "__main__":
-    with report_mistakes():
+    with report_errors():
         print(run(tyro.cli(TournamentSettings, prog="python -m bench.tournament")))

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bench.peers import PEERS
+from bench.process import report_errors
 from bench.recipes import CONVNET, RECIPES, Recipe, learning_rate
 from bench.report import describe_code
 from bench.resnet9 import ResNet9
@@ -180,7 +181,5 @@ def main(job: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with report_errors():
         main(*sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"error: {error}")

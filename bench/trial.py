@@ -13,9 +13,9 @@ import torch
 
 import vitrail
 from bench.ideas import IDEAS
+from bench.process import report_errors
 from bench.report import describe_code
 from vitrail.data.source import Source
-from vitrail.errors import UserError
 from vitrail.files import write_file
 from vitrail.model.config import ViTConfig
 from vitrail.run import auto
@@ -112,7 +112,5 @@ def main(trial: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with report_errors():
         main(*sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"error: {error}")

@@ -166,7 +166,8 @@ def test_an_image_that_crashes_the_decoder_has_a_row_with_an_error(
 @pytest.mark.filterwarnings("ignore")  # those of Ray
 def test_a_part_that_kills_every_worker_ends_the_job_in_one_line(cluster, model, photos, tmp_path):
     source = deadly(photos, everywhere=False)
-    with pytest.raises(UserError, match=r"^5 workers died at part-0*1\.parquet; [^\n]*$"):
+    line = r"^5 workers died while computing part-0*1\.parquet; [^\n]*$"
+    with pytest.raises(UserError, match=line):
         vitrail.features(model, source, out=tmp_path / "out", on="ray", part=4)
     before = states(tmp_path / "out")
     vitrail.features(

@@ -1,8 +1,8 @@
 """Computes the parts of a job on Ray Data: a pool of actors, each with a copy of the model.
 
-Ray Data restarts an actor that dies, and gives its part to another one, forever. So attempts are
-counted: from the second on, each image of the part is first decoded by another process, which finds
-the one that crashes the decoder; after `MAX_ATTEMPTS` the job fails.
+Ray Data restarts an actor that dies and retries its part without limit. So attempts are counted:
+from the second on, each image of the part is first decoded in another process, to find the one that
+crashes the decoder; after `MAX_ATTEMPTS` the job fails.
 """
 
 import importlib
@@ -27,8 +27,8 @@ from vitrail.inference.weight_files import collect_model_files, hash_files
 
 CONNECT_SECONDS = 10
 MAX_BLOCKS = 4096  # tasks of Ray; each has one part or more
-MAX_ATTEMPTS = 5  # at a part: machines that are taken away end some of them, too
-PROBE_RETRIES = 1  # a process that dies twice at an image died of it
+MAX_ATTEMPTS = 5  # at a part; preempted machines use up some of them, too
+PROBE_RETRIES = 1  # two crashes at the same image are not a coincidence
 
 
 class Attempts:
@@ -65,8 +65,8 @@ class PartTask:
         attempt = ray.get(self.attempts.count.remote(number))
         if attempt > MAX_ATTEMPTS:
             raise UserError(
-                f"{MAX_ATTEMPTS} workers died at {part_name(number)}; give them more memory, or "
-                f"compute it with `on='local'` to see why; finished parts are kept"
+                f"{MAX_ATTEMPTS} workers died while computing {part_name(number)}; give them more "
+                f"memory, or run with `on='local'` to see why; finished parts are kept"
             )
         if self.writer is None:
             self.writer = self.start()
@@ -92,9 +92,9 @@ class PartTask:
 
 
 class ProbingWriter(PartWriter):
-    """Has each image decoded by another process first, if `probes`."""
+    """With `probes`, decodes each image in another process before it decodes it itself."""
 
-    stored_source: Any  # of Ray
+    stored_source: Any  # a reference of Ray to the source
     probes = False
 
     def load(self, item: int) -> Array | UserError:
@@ -132,7 +132,7 @@ def write_on_ray(
         workers = min(resources.pop("workers"), len(numbers))
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        context.raise_original_map_exception = True  # else the mistake itself is lost on its way
+        context.raise_original_map_exception = True  # otherwise Ray drops the original error
         attempts = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Attempts).remote()
         parts = ray.data.from_items(
             [{"part": number} for number in numbers],
@@ -178,7 +178,7 @@ def connect_to_ray() -> Iterator[Any]:
         importlib.import_module("ray.data")
     except ImportError as error:
         raise UserError(f"`on='ray'` needs Ray; pip install 'vitrail[ray]' ({error})") from error
-    logging.getLogger("ray.data").setLevel("CRITICAL")  # errors are raised, too
+    logging.getLogger("ray.data").setLevel("CRITICAL")  # its errors are raised as well
     address = os.environ.get("RAY_ADDRESS") or "local"
     own = not ray.is_initialized()
     if own:

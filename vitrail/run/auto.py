@@ -27,7 +27,7 @@ CPU_RATE = 1.5e10  # multiply-adds per second in training, of one core
 CONV_SPEED = 1.7  # times this rate: wide convolutions reach more of a core than narrow matrices
 GPU_RATES = {"cuda": 2e13, "mps": 1e12}  # the same of a GPU; for Apple's an estimate, not measured
 AFFORDABLE = 2e7  # multiply-adds of a model that pays off from one epoch of CIFAR-10 on
-CIFAR_IMAGES = 45_000
+CIFAR_IMAGES = 45_000  # training images, with which the number of epochs was measured
 STEP_COST = 3  # a training step costs about three forward passes
 LONG_RUN = 2 * 3600  # seconds; longer default runs are avoided, or announced
 STEPS_PER_EPOCH = 16  # at least, where the data set is large enough
@@ -180,8 +180,9 @@ def choose_model(
 ) -> tuple[str, ViTConfig]:
     """The largest of the small models that gets enough epochs within the time.
 
-    With a stem, twice the multiply-adds need four times the epochs; plain ViTs need more. In
-    little time a small data set has many epochs, but few steps: then these count.
+    With a stem, twice the multiply-adds need four times the epochs; plain ViTs need more. Within
+    given minutes, the epochs of a small data set count in proportion to its images: they are many,
+    but have few steps.
     """
     size, patch = input_size(summary.side, device)
     stem = "R9+" if patch in (4, 8) else ""

@@ -247,11 +247,11 @@ def list_assumptions(cluster: Cluster) -> Iterator[str]:
     if cluster.machines > 1:
         yield (
             f"network: {8 * device.network / 1e9:g} Gbit/s for each of {cluster.machines} machines "
-            f"of {device.per_machine}, {ACHIEVED:.0%} of it reached; change it with `network` and "
-            f"`per_machine`"
+            f"of {device.per_machine}, of which {ACHIEVED:.0%} is achieved; change it with "
+            f"`network` and `per_machine`"
         )
     elif cluster.count > 1:
-        reached = "" if device.name == CPU else f", {ACHIEVED:.0%} of it reached"
+        reached = "" if device.name == CPU else f", of which {ACHIEVED:.0%} is achieved"
         yield f"link: {device.link / 1e9:g} GB/s between devices{reached}"
     where = "cached" if device.name == CPU else "decoded in every epoch"
     threads = device.cores * device.per_machine

@@ -24,7 +24,7 @@ Items = NDArray[np.int64]  # indices of images in their source
 
 CROP_MARGIN = 1.3  # uncropped images are stored this much larger than the input, for random crops
 CHUNK_ITEMS = 4  # images per task of a decoding worker
-MAX_STEP = 3  # between items, on average, of a pass over a source in its order
+MAX_STEP = 3  # mean distance between the items of a sequential pass; larger in a sample
 HEADER_SAMPLE = 64  # images whose headers predict the memory for all
 MAX_STAGED = 2**23  # bytes of encoded files per slot: 32 slots, of 8 workers, take 256 MB at most
 
@@ -50,17 +50,17 @@ class Reader:
         return np.ascontiguousarray(resize_and_crop(self.preprocess, pixels).transpose(2, 0, 1))
 
     def arrivals(self, items: list[int]) -> Iterable[int]:
-        """The positions of items in the order to read them: those in a store as they arrive."""
+        """The order in which to read items, as positions: those in a store as they arrive."""
         find = self.find_range
         return iterate_arrivals([find(item) for item in items]) if find else range(len(items))
 
     def download(self, items: list[int]) -> None:
-        """Downloads items that are in a store; then starts on those one block after them."""
+        """Downloads items that are in a store; in a sequential pass, starts on the next block."""
         if not items or not (find := self.find_range):
             return
         for _ in self.arrivals(items):
             pass
-        if items[-1] - items[0] < MAX_STEP * len(items):  # else it is a sample, not a pass
+        if items[-1] - items[0] < MAX_STEP * len(items):
             later = (item + self.items_per_block for item in items)
             download_ahead(find(item) for item in later if item < len(self.source))
 
@@ -70,7 +70,7 @@ class Reader:
 
     @property
     def find_range(self) -> Callable[[int], Range | None] | None:
-        """Finds the bytes of an item of a store; None if the source is elsewhere."""
+        """A function that locates an item in a store; None if the source is not in one."""
         return getattr(self.source, "stored_range", None) if is_url(self.source.path) else None
 
     @property

@@ -54,7 +54,7 @@ class FileSource:
         return Item(content, self.labels[index], name, suffix)
 
     def stored_range(self, index: int) -> Range | None:
-        """The bytes of an image in a store; None elsewhere."""
+        """Where an image is in a store; None if it is not in one."""
         if not isinstance(self.members, StoreMembers):
             return None
         return self.members.stored_range(index, int(self.sizes[index]))

@@ -81,7 +81,7 @@ class ShardSource:
         return Item(content, self.labels[index], self.ids[index], suffix)
 
     def stored_range(self, index: int) -> Range | None:
-        """The bytes of an image in a store; None on disk."""
+        """Where an image is in a store; None if it is on disk."""
         file = self.files[self.shard_indices[index]]
         if isinstance(file, Path):
             return None
@@ -333,7 +333,7 @@ def read_index(tree: Tree, shard: str, size: int) -> ShardIndex | None:
         found = tree.find(f"{shard}{INDEX_SUFFIX}")
     except MissingFile:
         return None
-    with tree.open_file(found.name) as file:  # a store that fails is not a damaged index
+    with tree.open_file(found.name) as file:  # if the store fails, the index may be intact
         content = file.read()
     try:
         saved = unpack_arrays(content)

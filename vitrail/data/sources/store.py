@@ -31,7 +31,7 @@ VERSION_KEYS = (  # of what fsspec tells about a file, the strongest first
 )
 OPTIONS = {"use_listings_cache": False, "skip_instance_cache": True}
 SINGLE_ATTEMPT = {"retries": {"total_max_attempts": 1}}  # of botocore: `retry` does the others
-PART = 1 << 20  # bytes of a range that are taken from a connection at once
+PART = 1 << 20  # bytes of a range that are read from a connection at once
 MINUTES = 10.0  # that a store may fail before a run ends
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds between attempts; doubled after each failure
 REPORT_AFTER, REPORT_EVERY = 5.0, 60.0  # seconds of failures until they are reported, and again
@@ -133,7 +133,7 @@ def find_file(url: str) -> StoreFile:
 
     def ask() -> StoreFile:
         system, path = open_system(url)
-        if url.startswith("hf://"):  # which would list the whole folder again for every file
+        if url.startswith("hf://"):  # else it would list the whole folder for every file
             return make_file(url, system.info(path, refresh=True, expand_info=True))
         system.invalidate_cache()
         return make_file(url, system.info(path))
@@ -147,7 +147,7 @@ def read_bytes(file: StoreFile, start: int, end: int) -> bytes:
 
 
 def read_pieces(file: StoreFile, start: int, end: int) -> list[bytes]:
-    """The same in pieces: a range that breaks off is continued where it did."""
+    """The same in pieces: after an interruption, only the rest of the range is requested."""
     parts: list[bytes] = []
 
     def read() -> bool:
@@ -179,7 +179,7 @@ def stream_from_s3(
 ) -> None:
     """Adds a range to `parts` as it arrives.
 
-    The answer to this request says which version it is of, so that no second one must ask for it.
+    The response states the version of the file, which saves a second request.
     """
     from fsspec.asyn import sync
 
@@ -343,7 +343,7 @@ def report_failure(url: str, reason: str, left: float) -> None:
         with suppress(OSError):  # then it is reported more often
             stamp.parent.mkdir(parents=True, exist_ok=True)
             stamp.touch()
-    # of several ranks only the first logs warnings, but another may be the one that waits
+    # only the first rank logs warnings, but any rank may be the one that waits
     level = logging.WARNING if os.environ.get("RANK", "0") == "0" else logging.ERROR
     log.log(level, f"{url} fails ({reason}); trying again for up to {left / 60:.1f} minutes")
 

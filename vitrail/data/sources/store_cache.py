@@ -27,18 +27,18 @@ BLOCK = 8 << 20  # bytes that are requested at once
 DISK_SHARE = 4  # by default a quarter of the disk that is free or holds blocks already
 FREED_SHARE, CHECKED_SHARE = 8, 256  # of the limit: freed at once; written before it is checked
 TOUCH_EVERY = 60.0  # seconds between two notes that a block was used
-WRITING_SECONDS = 60.0  # that a block may take to be written; then its process has died
-POLL_SECONDS = 0.01  # between two looks at a block that another process downloads
-THREADS = 4  # downloads of a process at the same time
+WRITING_SECONDS = 60.0  # after which an unfinished block was left by a process that died
+POLL_SECONDS = 0.01  # between checks for a block that another process downloads
+THREADS = 4  # concurrent downloads of a process
 
-Range = tuple[StoreFile, int, int]  # a file, its first byte that is needed, and their number
+Range = tuple[StoreFile, int, int]  # a file, the first byte, the number of bytes
 Block = tuple[StoreFile, int]  # a file, and the number of the block in it
 Outcome = tuple[Block, Exception | None]
 
 _touched: dict[Path, float] = {}  # when this process noted the use of a block
 _limits: dict[int, int] = {}  # bytes, as a process measured them last, for which it lists blocks
 _unchecked: dict[int, int] = {}  # bytes that a process wrote since it checked the limit
-_requests: dict[int, "SimpleQueue[tuple[Block, SimpleQueue[Outcome]]]"] = {}  # of a process
+_requests: dict[int, "SimpleQueue[tuple[Block, SimpleQueue[Outcome]]]"] = {}  # by process
 _downloaded_ahead = set[Block]()  # blocks that `download_ahead` has requested
 
 
@@ -91,9 +91,9 @@ def blocks_of(place: Range) -> Iterator[Block]:
 
 
 def iterate_arrivals(ranges: Sequence[Range | None]) -> Iterator[int]:
-    """The position of each range as soon as the local copy has it; None needs nothing.
+    """The position of each range as soon as the local copy has it; None has nothing to wait for.
 
-    What is absent is downloaded while the caller works on the others.
+    Missing blocks are downloaded while the caller works on the others.
     """
     absent: dict[Block, list[int]] = {}  # the positions that need each block
     present, missing = set[Block](), [0] * len(ranges)
@@ -117,19 +117,19 @@ def iterate_arrivals(ranges: Sequence[Range | None]) -> Iterator[int]:
 
 
 def download_ahead(ranges: Iterable[Range | None]) -> None:
-    """Downloads what a later call reads, meanwhile, and each block once."""
+    """Downloads what a later call will read, in the background; each block only once."""
     blocks = {block for place in ranges if place for block in blocks_of(place)} - _downloaded_ahead
     _downloaded_ahead.update(blocks)
     start_downloads(block for block in blocks if not has_block(block))
 
 
 def start_downloads(blocks: Iterable[Block]) -> "SimpleQueue[Outcome]":
-    """Lets threads download blocks; what became of each is put into the queue."""
+    """Downloads blocks in threads; the queue receives the outcome of each."""
     outcomes: SimpleQueue[Outcome] = SimpleQueue()
     for block in blocks:
         if (process := os.getpid()) not in _requests:
             _requests[process] = SimpleQueue()
-            for _ in range(THREADS):  # daemons: a program need not wait for a store to end
+            for _ in range(THREADS):  # daemons: the program can exit while a store hangs
                 threading.Thread(
                     target=download_requested, args=(_requests[process],), daemon=True
                 ).start()
