@@ -4,12 +4,13 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.run.auto import DataSummary
-from vitrail.run.build import check_recipe
+from vitrail.run.build import check_recipe, make_learner
 from vitrail.run.recipe import Recipe
 from vitrail.training.config import TrainConfig
 
@@ -66,3 +67,22 @@ def test_the_preprocessed_size_counts():
 def test_a_model_without_a_head_is_refused():
     with pytest.raises(UserError, match=r"vit\.head none .* set `vit\.head='linear'`"):
         check_recipe(recipe(32, patch=4, head="none"), SUMMARY)
+
+
+@pytest.mark.parametrize(
+    ("units", "precision", "expected"),
+    [
+        (True, "auto", torch.bfloat16),
+        (True, "float32", None),
+        (False, "auto", None),
+    ],
+)
+def test_stems_train_in_bfloat16_where_the_processor_has_units(
+    monkeypatch, units, precision, expected
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": units})
+    made = recipe(32, patch=8, stem="r9", width=32)
+    made = replace(made, train=replace(made.train, precision=precision))
+    learner = make_learner(made, torch.device("cpu"))
+    assert learner.model.patch_embed.backbone.training_dtype == expected
+    assert learner.dtype == torch.float32

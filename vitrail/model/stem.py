@@ -1,5 +1,6 @@
 """Convolutional stems: 3 x 3 convolutions that turn pixels into a feature map of tokens."""
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import torch
@@ -53,14 +54,18 @@ class Residual(nn.Module):
 class Stem(nn.Module):
     """Layers in sequence, with the channels of a pixel next to each other in memory."""
 
+    training_dtype: torch.dtype | None = None  # computes in it while training; None: in its own
+
     def __init__(self, *layers: nn.Module):
         super().__init__()
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
         x = x.contiguous(memory_format=torch.channels_last)  # 1.2 times as fast on a CPU
-        x = self.layers(x)  # (B, D, rows, columns)
-        return x
+        dtype = self.training_dtype if self.training else None
+        with torch.autocast(x.device.type, dtype) if dtype else nullcontext():
+            tokens: Tensor = self.layers(x)  # (B, D, rows, columns)
+        return tokens.to(x.dtype) if dtype else tokens
 
 
 class ConvStem(Stem):

@@ -29,6 +29,7 @@ from torch import distributed as dist
 from vitrail import __version__, files
 from vitrail.decoding import parse_json
 from vitrail.errors import UserError
+from vitrail.training.device import has_bfloat16_units
 from vitrail.training.distributed import SINGLE, World
 
 FORMAT = 1  # version of the folders written here
@@ -326,7 +327,8 @@ def describe_machine() -> dict[str, str | int]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "processes": dist.get_world_size() if dist.is_initialized() else 1,
-        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+        + " bfloat16" * has_bfloat16_units(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "vitrail": __version__,
         **{name: package_version(name) for name in ("numpy", "pillow", "simplejpeg")},
