@@ -7,7 +7,6 @@ nothing until it has won.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.data import augment
-from vitrail.model.stem import Stem
+from vitrail.model import vit
+from vitrail.model.attention import Attention
+from vitrail.model.mlp import Mlp
+from vitrail.run import train
 from vitrail.training import loop, optim
 from vitrail.training.learner import Learner
 
 SMALL_SIDE, SMALL_UNTIL = 0.75, 0.5  # of the side, and of the steps
 FIRST_MOMENTUM, MOMENTUM_STEPS = 0.85, 300  # Jordan et al., 2024
-WHITENING_EPSILON = 5e-4  # Jordan, 2024
+MIMETIC_QK, MIMETIC_VP = (0.7, 0.7), (0.4, 0.4)  # weight of the noise, and of the identity
+NEURON_DECAY = 0.95  # of the moving average over the rows of an update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +75,9 @@ def scale_vector_rates(factor: float) -> None:
     optim.group_parameters = group_scaled
 
 
-def whiten_first_layer() -> None:
-    """The first convolution starts with the whitening filters of its input (Page, 2018)."""
-    patch_batches(whiten_by_first_batch)
+def skip_whitening() -> None:
+    """The first convolution starts at random."""
+    train.whiten_stem = lambda recipe, learner, loader: None
 
 
 def show_small_images_first() -> None:
@@ -82,18 +85,73 @@ def show_small_images_first() -> None:
     patch_batches(shrink_first_batches)
 
 
-def train_stem_in_bfloat16() -> None:
-    """Rounds the convolutions of a stem in training, as under autocast; the blocks stay float32."""
-    forward = Stem.forward
+def patch_initial_weights(change: Callable[[nn.Module], None]) -> None:
+    """Changes every module of a model once it has its usual initial weights."""
+    init = vit.init_weights
 
-    def forward_rounded(self: Stem, x: Tensor) -> Tensor:
-        if not self.training:
-            return forward(self, x)
-        with torch.autocast(x.device.type, dtype=torch.bfloat16):
-            rounded = forward(self, x)
-        return rounded.to(x.dtype)
+    @torch.no_grad()
+    def init_changed(model: vit.ViT) -> None:
+        init(model)
+        for module in model.modules():
+            change(module)
 
-    Stem.forward = forward_rounded  # type: ignore[method-assign]
+    vit.init_weights = init_changed
+
+
+def zero_branch(module: nn.Module) -> None:
+    """Attention and MLP add nothing at first (Zhang et al., 2019)."""
+    if isinstance(module, Attention):
+        nn.init.zeros_(module.proj.weight)
+    elif isinstance(module, Mlp):
+        nn.init.zeros_(module.fc2.weight)
+
+
+def mimic_trained_attention(module: nn.Module) -> None:
+    """Queries and keys start alike, values and projection as opposites (Trockman and Kolter, 2023).
+
+    The product of two such matrices is decomposed, for each head: noise plus the identity.
+    """
+    if not isinstance(module, Attention):
+        return
+    q, k, v = module.qkv.weight.chunk(3)
+    width, size = q.shape[1], q.shape[0] // module.heads
+    for rows in torch.arange(width).split(size):
+        noise, identity = MIMETIC_QK
+        product = noise * torch.randn(width, width) / width**0.5 + identity * torch.eye(width)
+        left, values, right = torch.linalg.svd(product)
+        root = values[:size].sqrt()[:, None]
+        q[rows], k[rows] = root * left.T[:size], root * right[:size]
+    noise, identity = MIMETIC_VP
+    product = noise * torch.randn(width, width) / width**0.5 - identity * torch.eye(width)
+    left, values, right = torch.linalg.svd(product)
+    v.copy_(values.sqrt()[:, None] * right)
+    module.proj.weight.copy_(left * values.sqrt())
+
+
+def start_as_identity(module: nn.Module) -> None:
+    """Convolutions pass their first channels through (Jordan, 2024); the others stay random."""
+    if isinstance(module, nn.Conv2d) and module.in_channels > 4:
+        nn.init.dirac_(module.weight[: module.in_channels])
+
+
+def normalise_neurons() -> None:
+    """Rows of a Muon update are divided by their moving root mean square (Li et al., 2025)."""
+    orthogonalize_all = optim.orthogonalize_all
+    averages: dict[tuple[int, ...], Tensor] = {}
+
+    def orthogonalize_normalised(updates: Any, count: int) -> list[list[Tensor]]:
+        found = orthogonalize_all(updates, count)
+        for number, parts in enumerate(found):
+            for part, x in enumerate(parts):
+                key = count, len(updates), number, part
+                square = x.square().mean(dim=1, keepdim=True)
+                average = averages.setdefault(key, square).lerp(square, 1 - NEURON_DECAY)
+                averages[key] = average
+                scaled = x / (average.sqrt() + optim.EPSILON)
+                parts[part] = scaled * (x.norm() / (scaled.norm() + optim.EPSILON))
+        return found
+
+    optim.orthogonalize_all = orthogonalize_normalised
 
 
 def patch_batches(
@@ -120,31 +178,6 @@ def shrink_first_batches(
         yield images, targets
 
 
-def whiten_by_first_batch(
-    learner: Learner, batches: Iterable[loop.Batch], total: int
-) -> Iterator[loop.Batch]:
-    remaining = iter(batches)
-    first = next(remaining)
-    kernel = next(m.weight for m in learner.model.modules() if isinstance(m, nn.Conv2d))
-    whiten(kernel, first[0])
-    return chain([first], remaining)
-
-
-@torch.no_grad()
-def whiten(kernel: Tensor, images: Tensor) -> None:
-    """Principal components of image patches, each over its deviation, and their negatives.
-
-    The norm of the kernel does not change: a batch norm follows.
-    """
-    count, _, height, width = kernel.shape
-    patches = F.unfold(images, (height, width)).transpose(0, 1).flatten(1)  # one per column
-    values, vectors = torch.linalg.eigh(patches.cov())
-    filters = (vectors / (values + WHITENING_EPSILON).sqrt()).T.flip(0)[: count // 2]
-    filters = F.normalize(filters, dim=1)
-    both = torch.cat([filters, -filters]).view(-1, *kernel.shape[1:])
-    kernel[: len(both)] = both * (kernel[: len(both)].norm() / both.norm())
-
-
 IDEAS: dict[str, Idea] = {
     "default": Idea(),
     "smoothing": Idea(settings={"train": {"smoothing": 0.2}}),
@@ -153,12 +186,24 @@ IDEAS: dict[str, Idea] = {
     "momentum-warm-up": Idea(patch=warm_up_momentum),
     "vectors-x2": Idea(patch=partial(scale_vector_rates, 2.0)),
     "vectors-x4": Idea(patch=partial(scale_vector_rates, 4.0)),
-    "whitening": Idea(patch=whiten_first_layer),
+    "random-filters": Idea(patch=skip_whitening),
     "small-first": Idea(patch=show_small_images_first, cost=True),
     "bfloat16": Idea(settings={"train": {"precision": "bfloat16"}}, cost=True),
-    "bfloat16-stem": Idea(patch=train_stem_in_bfloat16, cost=True),
+    "float32-stem": Idea(settings={"train": {"precision": "float32"}}, cost=True),
     "batch-64": Idea(settings={"train": {"batch": 64}}, cost=True),
     "batch-256": Idea(settings={"train": {"batch": 256}}, cost=True),
+    "warm-up": Idea(settings={"train": {"warmup": 0.2}}),
+    "weight-decay": Idea(settings={"train": {"weight_decay": 0.5}}),
+    "more-weight-decay": Idea(settings={"train": {"weight_decay": 1.0}}),
+    "zero-branches": Idea(patch=partial(patch_initial_weights, zero_branch)),
+    "mimetic": Idea(patch=partial(patch_initial_weights, mimic_trained_attention)),
+    "identity-convolutions": Idea(patch=partial(patch_initial_weights, start_as_identity)),
+    "normuon": Idea(patch=normalise_neurons),
+    "one-block": Idea(settings={"vit": {"depth": 1}}, cost=True),
+    "three-blocks": Idea(settings={"vit": {"depth": 3}}, cost=True),
+    "two-heads": Idea(settings={"vit": {"heads": 2}}, cost=True),
+    "width-96": Idea(settings={"vit": {"width": 96, "heads": 3}}, cost=True),
+    "patch-4": Idea(settings={"vit": {"patch": 4}}, cost=True),
     "qk-norm": Idea(settings={"vit": {"qk_norm": True}}, cost=True),
     "lr-half": Idea(settings={"train": {"lr": 5e-3}}),
     "lr-double": Idea(settings={"train": {"lr": 2e-2}}),

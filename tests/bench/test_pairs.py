@@ -1,6 +1,5 @@
 """Paired trainings: jobs that are not repeated, ideas of the tournament, and the guard sets."""
 
-import copy
 import json
 import math
 
@@ -18,7 +17,9 @@ from bench.trial import Trial, expected_steps, run_trial
 from vitrail.data import augment
 from vitrail.data.open import open_data
 from vitrail.errors import UserError
-from vitrail.model.stem import ResNet9, Stem
+from vitrail.model.attention import Attention
+from vitrail.model.config import ViTConfig
+from vitrail.model.vit import ViT
 from vitrail.training import loop, optim
 from vitrail.training.config import TrainConfig
 
@@ -32,7 +33,7 @@ def patched(monkeypatch):
         (optim.Muon, "step"),
         (optim, "group_parameters"),
         (loop, "train_steps"),
-        (Stem, "forward"),
+        (optim, "orthogonalize_all"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))
 
@@ -97,27 +98,37 @@ def test_only_vectors_get_another_learning_rate(patched):
     assert {bool(g["matrices"]): g["scale"] for g in optimizer.param_groups} == {True: 1, False: 4}
 
 
-def test_whitening_filters_have_uncorrelated_responses_and_the_old_norm():
+def test_mimetic_attention_prefers_a_token_like_the_query():
     torch.manual_seed(0)
-    kernel = torch.randn(8, 3, 3, 3)
-    norm = kernel.norm()
-    images = torch.randn(4, 1, 12, 12).expand(-1, 3, -1, -1) + 0.3 * torch.randn(4, 3, 12, 12)
-    ideas.whiten(kernel, images)
-    assert kernel.norm() == pytest.approx(float(norm), rel=0.2)
-    torch.testing.assert_close(kernel[:4], -kernel[4:])
-    responses = nn.functional.conv2d(images, kernel[:4]).transpose(0, 1).flatten(1)
-    assert (responses.corrcoef() - torch.eye(4)).abs().max() < 1e-3
+    attention = Attention(32, 2)
+    with torch.no_grad():
+        ideas.mimic_trained_attention(attention)
+        q, k, v = attention.qkv.weight.chunk(3)
+        agreement = torch.stack([q[rows].T @ k[rows] for rows in torch.arange(32).split(16)])
+        assert (agreement.diagonal(dim1=1, dim2=2).mean(dim=1) > 0.2).all()
+        assert (attention.proj.weight @ v).diagonal().mean() < -0.3
 
 
-def test_a_stem_in_bfloat16_is_rounded_in_training_only(patched):
+def test_branches_of_zeros_and_identity_convolutions_pass_their_input_through():
+    block = ViT(ViTConfig(width=16, heads=2, depth=1, image=8, patch=4)).blocks[0]
+    conv, x = nn.Conv2d(8, 12, 3, padding=1, bias=False), torch.randn(2, 8, 4, 4)
+    with torch.no_grad():
+        for module in block.modules():
+            ideas.zero_branch(module)
+        ideas.start_as_identity(conv)
+        torch.testing.assert_close(conv(x)[:, :8], x)
+        tokens = torch.randn(2, 5, 16)
+        torch.testing.assert_close(block(tokens), tokens, atol=1e-3, rtol=0)  # small MLP biases
+
+
+def test_normalised_neurons_get_updates_of_equal_size(patched):
     torch.manual_seed(0)
-    stem, x = ResNet9(3, 16, 4), torch.randn(4, 3, 8, 8)
-    twin = copy.deepcopy(stem)
-    exact = stem.eval()(x), stem.train()(x)
-    IDEAS["bfloat16-stem"].patch()
-    rounded = twin.eval()(x), twin.train()(x)
-    assert torch.equal(exact[0], rounded[0]) and rounded[1].dtype == torch.float32
-    assert 0 < (rounded[1] - exact[1]).norm() < 0.05 * exact[1].norm()
+    update = torch.randn(8, 32) * torch.arange(1, 9)[:, None]
+    usual = optim.orthogonalize_all([update], 1)[0][0]
+    IDEAS["normuon"].patch()
+    found = optim.orthogonalize_all([update], 1)[0][0]
+    torch.testing.assert_close(found.norm(), usual.norm())
+    assert found.norm(dim=1).std() < 0.2 * usual.norm(dim=1).std()
 
 
 def test_the_first_batches_are_small():

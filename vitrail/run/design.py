@@ -451,7 +451,7 @@ def adapt_to_own_weights(choice: auto.Choice, metadata: Metadata, preprocess: Pr
     choice.reasons[:] = [
         line
         for line in choice.reasons
-        if not line.startswith(("normalisation", "optimizer", "expect"))
+        if not line.startswith(("normalisation", "optimizer", "stem", "expect"))
     ]
     choice.reasons.append(
         f"weights: learned from the images of {metadata.data.name} by {metadata.pretraining}; the "

@@ -45,6 +45,7 @@ from vitrail.run.storage.record import (
 from vitrail.run.teacher import attach_teacher
 from vitrail.run.terminal import Terminal
 from vitrail.run.transfer import expect_accuracy, start_from_features
+from vitrail.run.whitening import whiten_stem
 from vitrail.training import checkpoint
 from vitrail.training.config import Shard
 from vitrail.training.device import pick_device
@@ -137,6 +138,7 @@ def resume_run(
             attach_teacher(recipe.teacher, loader, world, recipe.pretrain is not None)
         attach_unlabelled(recipe, loader, world)
         if fresh:
+            whiten_stem(recipe, learner, loader)
             progress.expected = expect_accuracy(recipe, learner, loader, terminal)
         else:
             start_from_features(recipe, learner, loader, fresh=False)

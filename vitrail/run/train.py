@@ -47,6 +47,7 @@ from vitrail.run.teacher import Teacher, attach_teacher, describe_teacher, load_
 from vitrail.run.terminal import Terminal
 from vitrail.run.transfer import expect_accuracy
 from vitrail.run.unlabelled import open_images
+from vitrail.run.whitening import whiten_stem
 from vitrail.training.device import pick_device
 from vitrail.training.distributed import TIMEOUT, World, join_world
 
@@ -186,6 +187,7 @@ def start_run(
             recipe = ask_teacher(request.asks_teacher, recipe, loader, terminal, world)
             attach_unlabelled(recipe, loader, world)
             learner = make_learner(recipe, device, world)
+            whiten_stem(recipe, learner, loader)
             progress.expected = expect_accuracy(recipe, learner, loader, terminal)
             recipe = plan_steps(recipe, loader, learner, request.minutes, started, terminal, world)
             world.on_leader(
