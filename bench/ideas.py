@@ -193,7 +193,7 @@ IDEAS: dict[str, Idea] = {
     "batch-64": Idea(settings={"train": {"batch": 64}}, cost=True),
     "batch-256": Idea(settings={"train": {"batch": 256}}, cost=True),
     "warm-up": Idea(settings={"train": {"warmup": 0.2}}),
-    "weight-decay": Idea(settings={"train": {"weight_decay": 0.5}}),
+    "less-weight-decay": Idea(settings={"train": {"weight_decay": 0.05}}),
     "more-weight-decay": Idea(settings={"train": {"weight_decay": 1.0}}),
     "zero-branches": Idea(patch=partial(patch_initial_weights, zero_branch)),
     "mimetic": Idea(patch=partial(patch_initial_weights, mimic_trained_attention)),

@@ -38,6 +38,7 @@ VERY_MANY_EPOCHS = 150  # from here on, mixup and cutmix pay off too
 SHORT_TRAINING = 15  # epochs below which patch dropout buys more steps than it costs accuracy
 LONG_SEQUENCE = 36  # patches from which half of them still show the image
 SCRATCH: dict[str, Any] = {"optimizer": "muon", "lr": 1e-2, "schedule": "linear"}
+STEM_WEIGHT_DECAY = 0.5  # before batch norms, it keeps the relative size of updates
 WEIGHTED_IMBALANCE = 3  # largest over smallest class, above which the loss is weighted
 SAMPLED_IMBALANCE = 10  # above which rare classes are sampled more often instead
 
@@ -285,6 +286,9 @@ def choose_training(
         why = f"there are only {summary.images} images"
     reasons.append(f"batch {batch}: {why}")
     reasons.append("optimizer muon, learning rate 0.01: better than AdamW on CIFAR-10, both tuned")
+    if vit.small_stem:
+        train["weight_decay"] = STEM_WEIGHT_DECAY
+        reasons.append(f"weight decay {STEM_WEIGHT_DECAY}: better with convolutions on CIFAR-10")
     if vit.stem == "patch" and vit.patches >= LONG_SEQUENCE and epochs < SHORT_TRAINING:
         train |= {"drop_patches": 0.5, "drop_until": 0.7}
         reasons.append("patch dropout 0.5 at first: cheaper steps, so more of them in short time")
