@@ -185,6 +185,14 @@ def test_a_machine_with_more_than_half_a_core_busy_is_shared(monkeypatch, busy, 
     assert main.machine_is_shared(seconds=0) is shared
 
 
+@pytest.mark.parametrize("own", [-5, 0, 5])
+def test_programs_of_lower_priority_do_not_share_a_machine(monkeypatch, own):
+    readings = iter([[0] * 8, [0, 40, 0, 0, 0, 0, 0, 0]])
+    monkeypatch.setattr(main.os, "nice", lambda increment: own)
+    monkeypatch.setattr(main, "cpu_times", lambda: next(readings))
+    assert main.machine_is_shared(seconds=0) is (own > 0)
+
+
 def test_a_machine_without_proc_counts_as_not_shared(monkeypatch):
     def missing():
         raise FileNotFoundError
