@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,15 @@ def test_blocks_that_do_not_run_say_why():
         for block in BLOCK.finditer(page.read_text()):
             reason = block["reason"]
             assert reason is None or len(reason.split()) >= 3, f"{page.name}: {reason}"
+
+
+def test_extras_are_those_of_the_checkout():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for page in PAGES:
+        text = page.read_text()
+        assert "vitrail[" not in text, f"{page.name}: the package is installed as '.[...]'"
+        for names in re.findall(r"'\.\[([\w,]+)\]'", text):
+            assert set(names.split(",")) <= set(extras["optional-dependencies"]), page.name
 
 
 def test_a_failing_command_fails_the_page(tmp_path, monkeypatch):
