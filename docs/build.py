@@ -44,6 +44,11 @@ NAVIGATION = {  # pages by section, in order; a page that is not named here ends
     ],
     "Reference": ["settings", "api", "benchmarks"],
 }
+REFERENCE = {  # a generated page: the words of docs/index.md that link to it on the site
+    "settings": "every setting",
+    "api": "every public function",
+    "benchmarks": "all benchmarks",
+}
 FOLDERS = {"Guides": "", "Book": "book", "Reference": "reference"}
 SHIM = "https://unpkg.com/iframe-worker/shim"  # makes the search work without a server
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -79,6 +84,8 @@ def write_pages() -> None:
         target = PAGES if folder == "docs" else PAGES / "book"
         for path in sorted((ROOT / folder).glob("*.md")):
             write_page(target / path.name, convert_page(path.read_text(), path, sources))
+    home = PAGES / "index.md"
+    write_page(home, link_reference(home.read_text()))
     for page in (settings_page, api_page, benchmarks_page):
         name = page.__name__.removesuffix("_page")
         write_page(PAGES / "reference" / f"{name}.md", page())
@@ -88,6 +95,15 @@ def write_pages() -> None:
     shutil.copytree(ROOT / "book" / "figures", PAGES / "book" / "figures")
     for plot in (ROOT / "bench" / "results").glob("*.svg"):
         shutil.copy(plot, PAGES / "reference")
+
+
+def link_reference(text: str) -> str:
+    """The start page with links to the generated pages, which only the site has."""
+    for name, words in REFERENCE.items():
+        if text.count(words) != 1:
+            raise UserError(f"docs/index.md says {words!r} {text.count(words)} times, not once")
+        text = text.replace(words, f"[{words}](reference/{name}.md)")
+    return text
 
 
 def write_page(path: Path, text: str) -> None:

@@ -28,6 +28,9 @@ BENCHMARKS = {  # a file in bench/results: its title
     "engines": "Engines",
     "serve": "Serving",
     "knn": "Nearest neighbours",
+    "batch": "Features of many images",
+    "processes": "Several processes",
+    "plan": "Forecast and measured training",
 }
 SECTION_TITLES = {
     "vit": "Architecture",
@@ -35,6 +38,7 @@ SECTION_TITLES = {
     "data": "Data",
     "preprocess": "Preprocessing",
     "pretrain": "Pretraining",
+    "joint": "Images without labels",
     "teacher": "Teacher",
     "data.augment": "Augmentation",
     "data.columns": "Columns of a table",
@@ -55,8 +59,11 @@ def settings_page() -> str:
 def settings_table(section: str) -> str:
     cls = SECTIONS[section]
     types, comments = typing.get_type_hints(cls), field_comments(cls)
-    title = SECTION_TITLES.get(section, section)
-    lines = [f"\n## {title}\n", "| setting | type | default | meaning |", "|---|---|---|---|"]
+    lines = [
+        f"\n## {SECTION_TITLES[section]}\n",
+        "| setting | type | default | meaning |",
+        "|---|---|---|---|",
+    ]
     for entry in fields(cls):
         name, kind = f"{section}.{entry.name}", types[entry.name]
         if is_dataclass(kind):
@@ -172,18 +179,14 @@ def benchmarks_page() -> str:
     """The measured tables and plots of bench/results."""
     parts = [
         "# Benchmarks\n\nMeasured by `make bench` against timm, Hugging Face transformers, "
-        "torchvision and vit-pytorch, all in one run on the same machine. Each table names its "
-        "machine, versions and commit; ratios above 1 mean that the other library is slower or "
-        "larger.\n"
+        "torchvision and vit-pytorch. Each table names its own commit, machine and versions. "
+        "Ratios above 1 mean that the other library is slower or larger.\n"
     ]
-    for path in sorted(RESULTS.glob("*.json"), key=benchmark_rank):
-        title = BENCHMARKS.get(path.stem, path.stem.replace("-", " ").capitalize())
+    order = list(BENCHMARKS)
+    for path in sorted(RESULTS.glob("*.json"), key=lambda path: order.index(path.stem)):
+        title = BENCHMARKS[path.stem]
         parts.append(f"\n## {title}\n\n{path.with_suffix('.md').read_text()}\n")
         if path.with_suffix(".svg").exists():
             parts.append(f"![{title}: the same numbers as a plot]({path.stem}.svg)\n")
         assert json.loads(path.read_text()), f"{path.name} is empty"
     return "".join(parts)
-
-
-def benchmark_rank(path: Path) -> int:
-    return list(BENCHMARKS).index(path.stem) if path.stem in BENCHMARKS else len(BENCHMARKS)

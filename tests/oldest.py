@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 DEVELOPMENT = {"dev"}  # tools, whose versions do not matter to users
+LOWER_BOUND = re.compile(r"([\w.-]+)(?:\[[\w,.-]+\])?>=([\w.]+)")  # also of "ray[data]>=2.60"
 
 
 def oldest_versions() -> list[str]:
@@ -16,7 +17,7 @@ def oldest_versions() -> list[str]:
     extras = project["optional-dependencies"]
     kept = [needs for extra, needs in extras.items() if extra not in DEVELOPMENT]
     needs = [one for group in [project["dependencies"], *kept] for one in group]
-    pairs = [re.match(r"([\w.-]+)>=([\w.]+)", one) for one in needs]
+    pairs = [LOWER_BOUND.match(one) for one in needs]
     return [f"{pair[1]}=={pair[2]}" for pair in pairs if pair]
 
 

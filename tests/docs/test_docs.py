@@ -1,26 +1,32 @@
 """Every `sh` and `python` block of docs/ runs as it is written, only with fewer training steps.
 
-A block that cannot run here has a comment in front of it: `<!-- not run: reason -->`.
+A `toml` block is read as a search space; a `text` block is an output or a listing. Any other
+block, and one that cannot run here, has a comment in front of it: `<!-- not run: reason -->`.
 """
 
+import configparser
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.docs.material import HUB, HUB_DATASET, PREPARE, SERVED, make_common, run_server
 from tests.local_hub import DatasetHub, run_hub, use_hub
 from vitrail.cli.main import main
+from vitrail.tuning.space import parse_space
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(
-    r"(?:<!-- not run: (?P<reason>[^>]+?) -->\n+)?```(?P<language>sh|python)\n(?P<code>.*?)```",
-    re.DOTALL,
+    r"(?:<!-- not run: (?P<reason>[^>]+?) -->\n+)?^```(?P<language>\S*)\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
 )
+TESTED = ("sh", "python", "toml", "text")  # any other block says why it is not run
 REPORTED = ("quick-start",)  # pages whose runs make their report, which takes seconds
 ADDRESS = "localhost:8000"  # of a server, on the pages that need one
 # A run of minutes becomes one of a few steps.
@@ -103,7 +109,7 @@ def run_blocks(page: Path, address: str) -> None:
     """Runs all blocks of a page in order, with `address` where it says localhost:8000."""
     names: dict[str, object] = {}
     for block in BLOCK.finditer(page.read_text()):
-        if block["reason"]:
+        if block["reason"] or block["language"] not in ("sh", "python"):
             continue
         code = shorten(block["code"]).replace(ADDRESS, address)
         if block["language"] == "python":
@@ -113,11 +119,51 @@ def run_blocks(page: Path, address: str) -> None:
                 run_command(line)
 
 
-def test_blocks_that_do_not_run_say_why():
+def find_unexplained(text: str) -> list[str]:
+    """The blocks that neither run nor say why, each by its first lines."""
+    return [
+        block[0][:80]
+        for block in BLOCK.finditer(text)
+        if len((block["reason"] or "").split()) < 3
+        and (block["reason"] or block["language"] not in TESTED)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_that_do_not_run_say_why(page):
+    text = page.read_text()
+    assert not find_unexplained(text)
+    assert 2 * len(BLOCK.findall(text)) == len(re.findall(r"^\s*(```|~~~)", text, re.MULTILINE))
+
+
+def test_a_block_without_a_reason_would_be_seen():
+    assert find_unexplained("```nginx\nx\n```\n") and find_unexplained("```\nx\n```\n")
+    assert find_unexplained("<!-- not run: no -->\n```sh\nx\n```\n")
+    assert not find_unexplained("<!-- not run: needs a proxy -->\n```nginx\nx\n```\n")
+
+
+def blocks_in(language: str) -> list[str]:
+    blocks = [block for page in PAGES for block in BLOCK.finditer(page.read_text())]
+    return [block["code"] for block in blocks if block["language"] == language]
+
+
+def test_configuration_files_parse():
+    assert all(parse_space(tomllib.loads(code)) for code in blocks_in("toml"))
+    documents = [yaml.safe_load(code) for code in blocks_in("yaml")]
+    assert len(documents) == 3 and all(isinstance(one, dict) for one in documents)
+    for code in blocks_in("ini"):
+        unit = configparser.ConfigParser(interpolation=None)
+        unit.read_string(code)
+        assert "vitrail serve" in unit["Service"]["ExecStart"]
+
+
+def test_extras_are_those_of_the_checkout():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for page in PAGES:
-        for block in BLOCK.finditer(page.read_text()):
-            reason = block["reason"]
-            assert reason is None or len(reason.split()) >= 3, f"{page.name}: {reason}"
+        text = page.read_text()
+        assert "vitrail[" not in text, f"{page.name}: the package is installed as '.[...]'"
+        for names in re.findall(r"'\.\[([\w,]+)\]'", text):
+            assert set(names.split(",")) <= set(extras["optional-dependencies"]), page.name
 
 
 def test_a_failing_command_fails_the_page(tmp_path, monkeypatch):

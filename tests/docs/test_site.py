@@ -25,6 +25,15 @@ def test_the_site_builds_and_works_without_a_network():
     assert "$$" not in page
 
 
+def test_the_start_page_links_to_the_reference():
+    page = build.ROOT / "docs" / "index.md"
+    text = build.link_reference(page.read_text())
+    for name in build.NAVIGATION["Reference"]:
+        assert f"](reference/{name}.md)" in text
+    with pytest.raises(UserError, match="says 'every setting' 0 times"):
+        build.link_reference("nothing")
+
+
 @pytest.mark.parametrize(
     ("link", "reason"),
     [
