@@ -1,7 +1,7 @@
 """Updates the code included in the chapters: `python -m book.build`, or only compares: `--check`.
 
 A chapter includes code with a line such as `<!-- include: vitrail/model/block.py Block.forward -->`
-right before a fenced Python block.
+right before a fenced Python block; the name `import` stands for the imports of the file.
 """
 
 import argparse
@@ -38,7 +38,11 @@ def fill_includes(text: str) -> str:
 def extract_code(path: str, name: str) -> str:
     """A class, function or method (`Block.forward`) of a file, without indent and doctests."""
     source = (ROOT / path).read_text()
-    if name not in (found := find_definitions(ast.parse(source))):
+    tree = ast.parse(source)
+    if name == "import":
+        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        return "".join(f"{ast.get_source_segment(source, node)}\n" for node in imports)
+    if name not in (found := find_definitions(tree)):
         raise UserError(f"{path} has no {name}; correct the include")
     node = found[name]
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

@@ -12,6 +12,7 @@ from book.figures import FIGURES, save_figure
 from vitrail.display.text import format_percent, printable, truncate
 from vitrail.insight.canvas import SOFT, Canvas
 from vitrail.insight.explanation import Explanation
+from vitrail.insight.methods import BEST, METHODS
 from vitrail.insight.overlay import overlay_heatmap, to_rgb
 
 COLUMNS = 5  # pairs of a photo and its explanation
@@ -21,7 +22,7 @@ TITLE, FOOT = 0.3, 0.3  # inches above a pair for the prediction, below it for t
 
 
 def draw_pairs(explanations: Sequence[Explanation]) -> Figure:
-    """Each photo above the most faithful of the fast explanations."""
+    """Each photo above its explanation, with the prediction, the method and its score."""
     side = (WIDTH - 2 * EDGE) / COLUMNS - GAP
     height = TITLE + 2 * side + GAP + FOOT
     canvas = Canvas(WIDTH, -(-len(explanations) // COLUMNS) * height + EDGE)
@@ -48,11 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("photos", type=Path, help="folder of photos")
     parser.add_argument("--every", type=int, default=EVERY, help="use every Nth photo", metavar="N")
     parser.add_argument("--without", nargs="*", default=(), help="file names of photos to exclude")
+    parser.add_argument(
+        "--method", choices=(BEST, *METHODS), default=BEST, help="best: the most faithful fast one"
+    )
     parser.add_argument("--out", type=Path, default=FIGURES / "gallery.jpg", help=".jpg or .png")
     options = parser.parse_args(arguments)
     classifier = vitrail.load(options.model)
     paths = choose_photos(options.photos, options.every, options.without)
-    explanations = [classifier.explain(path) for path in paths]
+    explanations = [classifier.explain(path, method=options.method) for path in paths]
     print(save_figure(draw_pairs(explanations), options.out))
 
 

@@ -94,6 +94,15 @@ def test_the_small_vit_has_sixty_lines() -> None:
     assert len([line for line in lines if line.strip()]) <= 60
 
 
+def test_a_typed_copy_of_the_small_vit_runs() -> None:
+    text = (build.ROOT / "book" / "sixty-lines.md").read_text()
+    typed = "\n\n".join(code for include, code, _ in BLOCK.findall(text) if include)
+    names: dict[str, Any] = {}
+    exec(compile(typed, "typed.py", "exec"), names)
+    model = names["SmallViT"](image=8, patch=2, channels=1, classes=3, width=8, depth=1, heads=2)
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
+
+
 def test_a_wrong_number_beside_a_print_is_found(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.md"
     wrong.write_text("```python\nprint(1 + 1)  # 3\n```\n")

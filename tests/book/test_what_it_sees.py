@@ -10,12 +10,13 @@ import torch
 from PIL import Image
 
 import vitrail
-from book import attention_figures, build, corners, faithfulness, finder, gallery
+from book import attention_figures, build, corners, faithfulness, finder, gallery, small_explain
 from tests.book.test_book import WEIGHTS, run
 from vitrail.data.config import Preprocess
 from vitrail.errors import UserError
 from vitrail.inference.classifier import Classifier
 from vitrail.inference.torch_predictor import load_input
+from vitrail.insight.explain import explain
 from vitrail.insight.faithfulness import Faithfulness, compare_methods
 from vitrail.insight.methods import METHODS
 
@@ -64,6 +65,50 @@ def test_the_corners_command_prints_the_stated_output(
 ) -> None:
     corners.main([str(shared / WEIGHTS), str(shared / PHOTOS)])
     assert capsys.readouterr().out.splitlines() == stated_output("high-norm")
+
+
+def test_attention_without_patches_is_zero_there_and_sums_to_1() -> None:
+    model, x = tiny_classifier().model, torch.rand(2, 3, 28, 28)
+    attention = corners.run_without(model, x, [0, 13]).attention
+    assert attention.shape == (2, 197) and not attention[:, [1, 14]].any()
+    torch.testing.assert_close(attention.sum(dim=1), torch.ones(2))
+
+
+def test_all_patches_have_the_attention_of_the_package() -> None:
+    model, x = tiny_classifier().model, torch.rand(2, 3, 28, 28)
+    (last,) = vitrail.attention(model, x, layers=-1)
+    torch.testing.assert_close(corners.run_without(model, x, []).attention, last[:, :, 0].mean(1))
+
+
+def test_attention_shared_out_in_proportion_is_seen_as_such() -> None:
+    model, norms = tiny_classifier().model, torch.ones(1, 196)
+    before = torch.full((1, 197), 0.5 / 196)
+    before[0, 1] = 0.5  # patch 0
+    after = before.clone()
+    after[0, 1] = 0
+    without = corners.Ablation(logits=norms, norms=norms, attention=after * 2)
+    moved = corners.compare_attention(model, before, without)
+    assert moved.in_proportion == pytest.approx(1) and not moved.gains
+    without.attention[0, 2] += 0.1  # patch 1 takes more
+    (gain,) = corners.compare_attention(model, before, without).gains
+    assert (gain.photo, gain.patch) == (0, 1)
+
+
+def test_attention_is_drawn_with_and_without_patches() -> None:
+    pixels = [np.zeros((28, 28, 3), np.uint8)] * 2
+    model, x = tiny_classifier().model, torch.rand(2, 3, 28, 28)
+    figure = corners.draw_attention_without(model, x, pixels, [0, 13])
+    assert figure.get_size_inches()[0] * 200 == 1800
+
+
+@pytest.mark.parametrize("method", ["rollout", "relevance", "grad-cam"])
+def test_short_explanations_are_those_of_the_package(method: str) -> None:
+    model, x = tiny_classifier(depth=3).model, torch.rand(2, 3, 28, 28)
+    if method == "rollout":
+        short = small_explain.rollout(vitrail.attention(model, x, rows="all"))
+    else:
+        short = getattr(small_explain, method.replace("-", "_"))(model, x, 1)
+    torch.testing.assert_close(short, explain(model, x, method, target=1).flatten(1))
 
 
 @pytest.mark.full
