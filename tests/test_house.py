@@ -509,10 +509,18 @@ def blocks(language: str) -> list[str]:
     ]
 
 
-def test_python_in_readme_runs(tmp_path, monkeypatch):
+def test_python_in_readme_prints_what_it_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), {})
+    ((label, probability),) = re.findall(r"print\(.*\)  # (\d) (\d+)%", "".join(blocks("python")))
+    printed = capsys.readouterr().out.split()
+    assert printed[0] == label
+    assert abs(int(printed[1].rstrip("%")) - int(probability)) <= 5  # processors round differently
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_bytes()) < 8000
 
 
 def test_shell_in_readme_parses():
