@@ -73,3 +73,15 @@ def test_a_training_dtype_rounds_in_training_only():
     rounded, expected = stem.train()(x), exact.train()(x)
     assert rounded.dtype == torch.float32
     assert 0 < (rounded - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_training_keeps_channels_last(channels):
+    stem, layouts = ResNet9(channels, 16, 4), []
+    for module in stem.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(lambda m, given, out: layouts.append(out.stride(1)))
+    x = torch.randn(4, channels, 8, 8)
+    out = stem.train()(x)
+    assert layouts == [1] * len(layouts) and len(layouts) == 5
+    assert out.shape == (4, 16, 2, 2)

@@ -13,13 +13,19 @@ from safetensors.torch import load_file
 
 import vitrail
 from tests.run.conftest import tensors
+from vitrail.data.config import Columns
 from vitrail.data.loader import Loader
+from vitrail.data.source import is_labelled
 from vitrail.errors import UserError
 from vitrail.pretraining.config import PretrainConfig
 from vitrail.run.drive import Stopped
 from vitrail.run.fractions import compare_with_scratch
+from vitrail.run.quality import describe_collapse
+from vitrail.run.rebuilt import list_strips, prune_strips
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
 from vitrail.run.storage.journal import read_journal
+from vitrail.run.unlabelled import open_images
+from vitrail.training.distributed import SINGLE
 from vitrail.training.loop import Diverged
 
 TINY = {
@@ -232,3 +238,41 @@ def test_pretrainings_are_compared_with_other_runs(unlabelled, digits):
     comparison = vitrail.compare(unlabelled("a").folder, digits("b", labelled).folder)
     assert "learned without labels: effective rank" in str(comparison)
     assert "linear probe" in comparison.runs[0].verdict
+
+
+@pytest.mark.parametrize("setting", [{"drop_patches": 0.5}, {"frozen": 1}, {"probe": 100}])
+def test_settings_of_a_training_with_labels_are_refused(unlabelled, setting):
+    (name,) = setting
+    with pytest.raises(UserError, match=f"train.{name} is for training with labels"):
+        unlabelled(settings={**TINY, "train": {**TINY["train"], **setting}})
+
+
+def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree):
+    for split, count in (("train", 20), ("val", 10), ("test", 10)):
+        (tree / split).mkdir()
+        for path in [p for p in tree.rglob("*.png") if p.parent.name in ("tree", "summer")][:count]:
+            path.rename(tree / split / path.name)
+    shutil.rmtree(tree / "2024")
+    source, why = open_images(str(tree), Columns(), None, SINGLE)
+    assert [int((source.splits == split).sum()) for split in ("train", "val", "test")] == [
+        20,
+        10,
+        10,
+    ]
+    assert why.startswith("labels: none") and not is_labelled(source)
+    with pytest.raises(UserError, match=r"test, train, val of .* are splits"):
+        vitrail.open_data(tree)
+
+
+def test_two_images_do_not_tell_of_a_collapse():
+    scores = {"val_rank": 1.0, "val_spread": 0.4}
+    assert describe_collapse(scores, "masked", images=2) is None
+    assert "collapsed" in describe_collapse(scores, "masked", images=100)
+    assert "collapsed" in describe_collapse({**scores, "val_spread": 0.0}, "masked", images=2)
+
+
+def test_strips_of_evenly_spaced_evaluations_are_kept_like_powers(tmp_path):
+    for step in range(66, 661, 66):
+        (tmp_path / f"step-{step:08d}.png").touch()
+        prune_strips(tmp_path, step)
+    assert [step for step, _ in list_strips(tmp_path)] == [66, 132, 264, 462, 660]

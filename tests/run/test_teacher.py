@@ -129,9 +129,10 @@ def test_a_teacher_with_other_classes_teaches_features_that_are_thrown_away(taug
     def features(images):
         return images.flatten(1)[:, :12], images.unfold(2, 2, 2).flatten(1, 2).mT
 
-    run = taught(teacher=Teacher(model=features, preprocess=VIEW))
-    stored = read_recipe(run.folder / "recipe.toml")["teacher"]
-    assert stored["features"] == 12 and stored["regions"] == 4
+    for out in ("first", "from the cache"):
+        run = taught(out, teacher=Teacher(model=features, preprocess=VIEW))
+        stored = read_recipe(run.folder / "recipe.toml")["teacher"]
+        assert stored["features"] == 12 and stored["regions"] == 4
     assert not [name for name in run.classifier.model.state_dict() if "projection" in name]
 
 
@@ -155,8 +156,13 @@ def test_a_teacher_is_copied_without_labels(taught, digits, tmp_path):
     assert run.metrics["method"] == "teacher" and 0 < run.metrics["loss"] < 1
     stored = read_recipe(run.folder / "recipe.toml")["teacher"]
     assert stored["features"] == 16 and stored["regions"] == 4
-    with pytest.raises(UserError, match="belong together"):
-        vitrail.pretrain("digits", method="masked", teacher=teacher.folder)
+    views = {"pretrain": {"method": "views"}}
+    for change in ({"method": "masked"}, {"settings": views}):
+        with pytest.raises(UserError, match="a teacher is a method of its own"):
+            vitrail.pretrain("digits", teacher=teacher.folder, **change)
+    for change in ({"method": "teacher"}, {"settings": {"pretrain": {"method": "teacher"}}}):
+        with pytest.raises(UserError, match="needs a teacher; give `teacher`"):
+            vitrail.pretrain("digits", **change)
 
 
 def test_a_model_of_timm_teaches_its_features(taught, monkeypatch):

@@ -12,7 +12,7 @@ from vitrail.pretraining.config import PretrainConfig
 from vitrail.run.build import make_learner
 from vitrail.run.drive import Driver
 from vitrail.run.recipe import Recipe
-from vitrail.run.whitening import whiten, whiten_stem
+from vitrail.run.whitening import patch_covariance, whiten, whiten_stem
 
 VIT = {"stem": "r9", "patch": 2, "width": 16, "depth": 1, "heads": 1}
 
@@ -62,7 +62,7 @@ def test_whitening_filters_have_uncorrelated_responses_and_the_old_norm():
     kernel = torch.randn(8, 3, 3, 3)
     norm = kernel.norm()
     images = torch.randn(4, 1, 12, 12).expand(-1, 3, -1, -1) + 0.3 * torch.randn(4, 3, 12, 12)
-    whiten(kernel, images)
+    whiten(kernel, patch_covariance([images[:1], images[1:]]))
     torch.testing.assert_close(kernel.norm(), norm)
     torch.testing.assert_close(kernel[:4], -kernel[4:])
     responses = nn.functional.conv2d(images, kernel[:4]).transpose(0, 1).flatten(1)
@@ -71,7 +71,7 @@ def test_whitening_filters_have_uncorrelated_responses_and_the_old_norm():
 
 
 def test_more_filters_than_components_leave_the_others_as_they_are():
-    kernel = torch.randn(20, 1, 2, 2)
+    kernel = torch.randn(20, 1, 3, 3)
     before = kernel.clone()
-    whiten(kernel, torch.randn(4, 1, 8, 8))
-    assert torch.equal(kernel[8:], before[8:]) and not torch.equal(kernel[:8], before[:8])
+    whiten(kernel, patch_covariance([torch.randn(4, 1, 8, 8)]))
+    assert torch.equal(kernel[18:], before[18:]) and not torch.equal(kernel[:18], before[:18])

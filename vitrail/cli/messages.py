@@ -16,7 +16,9 @@ import tyro
 
 QUOTED = re.compile(r"`([a-z_][\w.]*)(?:=([^`]*))?`")
 # Dotted names of settings outside backticks, unless they are part of a path or a longer name.
-DOTTED = re.compile(r"(?<![\w./\\`-])(?:vit|train|data|preprocess)(?:\.[a-z_]+)+(?![\w/\\`]|\.\w)")
+DOTTED = re.compile(
+    r"(?<![\w./\\`-])(?:vit|train|data|preprocess|pretrain|joint|teacher)(?:\.[a-z_]+)+(?![\w/\\`]|\.\w)"
+)
 
 
 def translate(text: str, flags: Mapping[str, str]) -> str:

@@ -188,7 +188,9 @@ class DataConfig:
                 "`data.shuffle='all'`"
             )
         if not 0 < self.labelled <= 1:
-            raise UserError(f"labelled is {self.labelled!r}; give a fraction above 0, at most 1")
+            raise UserError(
+                f"data.labelled is {self.labelled!r}; give a fraction above 0, at most 1"
+            )
         if self.train_size is not None and not self.train_size > 0:
             raise UserError(f"train_size is {self.train_size}; give a number of pixels above 0")
         for name, most in (("workers", MAX_WORKERS), ("cache_gb", 1e9), ("disk_gb", 1e9)):

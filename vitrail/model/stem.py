@@ -62,6 +62,8 @@ class Stem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
         x = x.contiguous(memory_format=torch.channels_last)  # 1.2 times as fast on a CPU
+        if self.training and x.shape[1] == 1:  # one channel is last in any order: say which
+            x = x.as_strided(x.shape, (x[0].numel(), 1, x.shape[3], 1))
         dtype = self.training_dtype if self.training else None
         with torch.autocast(x.device.type, dtype) if dtype else nullcontext():
             tokens: Tensor = self.layers(x)  # (B, D, rows, columns)

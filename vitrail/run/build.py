@@ -32,6 +32,7 @@ from vitrail.pretraining.views import AgreeingViews
 from vitrail.run.auto import DataSummary
 from vitrail.run.recipe import Recipe, settings_to_dict
 from vitrail.training import loop
+from vitrail.training.config import TrainConfig
 from vitrail.training.distributed import SINGLE, World
 from vitrail.training.learner import Learner, compute_dtype, convolution_dtype
 from vitrail.training.sharding import (
@@ -57,7 +58,7 @@ def check_recipe(recipe: Recipe, summary: DataSummary) -> None:
     """Raises if the recipe cannot train on this data, and says which setting to change."""
     vit, preprocess = recipe.vit, recipe.preprocess
     if recipe.pretrain is not None:
-        check_pretraining(vit, recipe.pretrain)
+        check_pretraining(vit, recipe.pretrain, recipe.train)
         if recipe.train.batch // recipe.train.accumulate < 2:
             raise UserError("a batch norm needs two images or more; raise `train.batch`")
     elif vit.head == "none":
@@ -102,8 +103,13 @@ def check_joint(recipe: Recipe) -> None:
         )
 
 
-def check_pretraining(vit: ViTConfig, config: PretrainConfig) -> None:
-    """Raises for an architecture that the method leaves partly untrained."""
+def check_pretraining(vit: ViTConfig, config: PretrainConfig, train: TrainConfig) -> None:
+    """Raises for an architecture that the method leaves partly untrained, and for settings of a
+    training with labels.
+    """
+    for name in ("drop_patches", "frozen", "probe"):
+        if getattr(train, name):
+            raise UserError(f"train.{name} is for training with labels; omit it")
     if vit.head != "none":
         raise UserError("pretraining needs no head; omit `vit.head`")
     if vit.pool == "map":

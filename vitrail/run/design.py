@@ -448,6 +448,7 @@ def adapt_to_own_weights(choice: auto.Choice, metadata: Metadata, preprocess: Pr
     train["lr"] = round(train["lr"] * OWN_LR, 5)
     train["layer_decay"] = OWN_LAYER_DECAY
     choice.settings["preprocess"] = preprocess.to_dict()
+    choice.settings["vit"]["channels"] = preprocess.channels
     choice.reasons[:] = [
         line
         for line in choice.reasons

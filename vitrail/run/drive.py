@@ -194,7 +194,8 @@ class Driver:
                 self.recipe, self.learner, backbone, self.loader, self.world
             )
         self.recorder.save_best(backbone, None)
-        if (collapse := describe_collapse(scores, method)) is not None:
+        images = len(split_indices(self.loader.source, "val"))
+        if (collapse := describe_collapse(scores, method, images)) is not None:
             self.recorder.print(f"warning: {collapse}")
         return scores
 

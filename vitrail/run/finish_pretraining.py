@@ -6,6 +6,7 @@ from typing import Any
 
 from vitrail import files
 from vitrail.data.loader import Loader
+from vitrail.data.source import split_indices
 from vitrail.model.vit import ViT
 from vitrail.run.drive import Driver
 from vitrail.run.fractions import compare_with_scratch, count_labelled_steps
@@ -57,7 +58,7 @@ def complete_pretraining(
         "seconds": round(progress.seconds, 1),
         "loss": scores["val_loss"],
         "rank": scores["val_rank"],
-        "collapsed": describe_collapse(scores, method),
+        "collapsed": describe_collapse(scores, method, len(split_indices(loader.source, "val"))),
     }
     metrics = world.on_leader(
         lambda: write_quality(folder, recipe, backbone, loader, metadata, metrics)

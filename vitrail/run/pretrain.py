@@ -102,11 +102,12 @@ def pretrain(
 def choose_method_name(method: Method | None, settings: Mapping[str, Any], taught: bool) -> Method:
     """The method of the caller, of the recipe, or masked; a teacher is a method of its own."""
     taught = taught or bool(settings.get("teacher", {}).get("weights"))
-    if taught and method in (None, "teacher"):
-        return "teacher"
-    if taught or method == "teacher":
-        raise UserError("`method` teacher and `teacher` belong together; give both or neither")
     named = settings.get("pretrain", {}).get("method")
     if method is not None and named not in (None, method):
         raise UserError(f"`method` is {method}, but pretrain.method is {named}; give one of them")
-    return PretrainConfig(method=method or named or "masked").method
+    chosen = method or named or ("teacher" if taught else "masked")
+    if taught and chosen != "teacher":
+        raise UserError(f"a teacher is a method of its own, not {chosen}; omit `method`")
+    if chosen == "teacher" and not taught:
+        raise UserError("`method` teacher needs a teacher; give `teacher`")
+    return PretrainConfig(method=chosen).method

@@ -27,6 +27,7 @@ from vitrail.training.learner import Learner
 PROBE_IMAGES = 10_000  # training images of the probe, at most
 PROBE_PASSES = 2  # forward passes over them: trained and random weights
 NEIGHBOURS = 10
+RANKED_IMAGES = 10  # from which on the rank says something; that of two images is always 1
 COLLAPSED_RANK = 1.5  # directions that the features use; fewer tell images hardly apart
 COLLAPSED_SPREAD = 1e-3  # relative standard deviation of the features
 NORM_BATCHES = 8  # whole images for the batch norms of a stem that has seen blanked ones
@@ -72,10 +73,11 @@ def evaluate_pretraining(
     return world.on_leader(score)
 
 
-def describe_collapse(scores: dict[str, Any], method: str) -> str | None:
-    """What to do if the features hardly differ between images; None if they do."""
+def describe_collapse(scores: dict[str, Any], method: str, images: int) -> str | None:
+    """What to do if the features hardly differ between so many images; None if they do."""
     rank, spread = scores["val_rank"], scores["val_spread"]
-    if rank >= COLLAPSED_RANK and spread >= COLLAPSED_SPREAD:
+    enough = images < RANKED_IMAGES or rank >= COLLAPSED_RANK
+    if enough and spread >= COLLAPSED_SPREAD:
         return None
     remedy = {
         "masked": "lower train.lr, or raise pretrain.mask",

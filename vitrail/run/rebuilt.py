@@ -44,7 +44,7 @@ def prune_strips(folder: Path, step: int) -> None:
     """Removes strips so that those kept are spaced like powers; and those of later steps."""
     kept = 0.0
     for number, path in list_strips(folder):
-        if number > step or (number < step and (number < GROWTH * kept or GROWTH * number > step)):
+        if number > step or (number < step and number < GROWTH * kept):
             path.unlink()
         else:
             kept = number

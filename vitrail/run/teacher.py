@@ -173,7 +173,7 @@ def describe_teacher(teacher: Teacher, source: Source, loader: Loader) -> Teache
     found = compute_answers(teacher, source, key, loader.progress)
     name = teacher.name or f"{CALLABLE}{key}"
     if teacher.classes is None:
-        regions = int(found["regions"])
+        regions = int(found["regions"].item())  # the cache stores it with one axis
         features = found["answers"].shape[2] - regions**4
         return TeacherConfig(weights=name, features=features, regions=regions)
     val = torch.from_numpy(found["val"])

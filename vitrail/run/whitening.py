@@ -1,5 +1,7 @@
 """Initial weights from the data: a stem's first convolution starts as whitening filters."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,7 +13,8 @@ from vitrail.run.recipe import Recipe
 from vitrail.run.transfer import at_training_size
 from vitrail.training.learner import Learner
 
-IMAGES = 512  # whose patches are whitened
+IMAGES, BATCH = 512, 16  # whose patches are whitened; at once, for large images
+KERNEL = 3  # side of the first convolution
 
 
 def whiten_stem(recipe: Recipe, learner: Learner, loader: Loader) -> None:
@@ -23,22 +26,31 @@ def whiten_stem(recipe: Recipe, learner: Learner, loader: Loader) -> None:
     stem = backbone_of(learner.model).patch_embed.backbone
     if not isinstance(stem, Stem) or recipe.weights or recipe.pretrain or learner.sharded:
         return
-    batches = at_training_size(loader).evaluation("train", IMAGES, IMAGES)
-    images = torch.cat([batch.images for batch in batches]).float()
+    batches = at_training_size(loader).evaluation("train", BATCH, IMAGES)
+    covariance = patch_covariance(batch.images for batch in batches)
     for model in {learner.model, learner.eval_model}:
         stem = backbone_of(model).patch_embed.backbone
-        whiten(next(m.weight for m in stem.modules() if isinstance(m, nn.Conv2d)), images)
+        whiten(next(m.weight for m in stem.modules() if isinstance(m, nn.Conv2d)), covariance)
+
+
+def patch_covariance(batches: Iterable[Tensor]) -> Tensor:
+    """The covariance of the pixels in all patches of the size of a kernel."""
+    count, total, squares = 0, torch.tensor(0.0), torch.tensor(0.0)
+    for images in batches:
+        patches = F.unfold(images.double(), KERNEL).transpose(0, 1).flatten(1)  # one per column
+        count += patches.shape[1]
+        total, squares = total + patches.sum(dim=1), squares + patches @ patches.T
+    mean = total / count
+    return squares / count - mean[:, None] * mean
 
 
 @torch.no_grad()
-def whiten(kernel: Tensor, images: Tensor) -> None:
+def whiten(kernel: Tensor, covariance: Tensor) -> None:
     """Replaces filters by the principal components of image patches, and by their negatives.
 
     The batch norm that follows scales them to equal variance. The norm of the kernel stays.
     """
-    count, _, height, width = kernel.shape
-    patches = F.unfold(images, (height, width)).transpose(0, 1).flatten(1)  # one per column
-    _, vectors = torch.linalg.eigh(patches.cov())  # in ascending order of the variance
-    filters = vectors.T.flip(0)[: count // 2]
-    both = torch.cat([filters, -filters]).view(-1, *kernel.shape[1:])
+    _, vectors = torch.linalg.eigh(covariance)  # in ascending order of the variance
+    filters = vectors.T.flip(0)[: len(kernel) // 2]
+    both = torch.cat([filters, -filters]).view(-1, *kernel.shape[1:]).to(kernel)
     kernel[: len(both)] = both * (kernel[: len(both)].norm() / both.norm())

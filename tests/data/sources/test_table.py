@@ -217,6 +217,11 @@ def test_an_invalid_table_is_an_error(folder, text, words):
     assert words in why(table(folder, text))
 
 
+def test_a_partial_table_without_any_label_is_for_pretraining(folder):
+    path = table(folder, csv([(name, "") for name, *_ in ROWS], "path,label"))
+    assert "has a label; `vitrail pretrain` learns without them" in why(path, labels="partial")
+
+
 def test_the_row_of_an_unknown_label_is_named(folder):
     found = why(table(folder, csv()), classes=["cat", "cow"], split=False)
     assert "table.csv, row 3: label 'dog' is not one of the 2 classes" in found

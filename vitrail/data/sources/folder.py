@@ -100,6 +100,11 @@ def open_folder(
             f"put the images of each class into a folder of their own, or list them in a table"
         )
     where = {name: f"folder {'/'.join(folder.parts)}" for folder, _, name in used}
+    if split and len(where) > 1 and all(name.casefold() in SPLIT_ALIASES for name in where):
+        raise UserError(
+            f"{', '.join(sorted(where))} of {path} are splits, but hold images without class "
+            f"folders; put the images of each class into a folder of their own below them"
+        )
     if len(where) == 1 and (split or not are_known(where, classes)):
         if (inner := find_inner_folder(folders)) is not None:
             return open_folder(

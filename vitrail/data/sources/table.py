@@ -68,9 +68,11 @@ def open_tables(
 ) -> FileSource:
     """All rows of the tables; their labels are the classes, unless classes are given."""
     reader = TableReader(tree, LabelCells(columns.separator) if labels == "multi" else None)
+    unlabelled = 0
     for table in tables:
         for row, (file, label, part) in read_rows(tree, table.name, columns, labels):
             if labels == "partial" and label in (None, ""):
+                unlabelled += 1
                 continue
             try:
                 reader.add(table, row, file, UNLABELLED if labels == "none" else label, part)
@@ -79,6 +81,10 @@ def open_tables(
     title = " or ".join(table.name for table in tables)
     if not reader.paths:
         where = tree.path / title
+        if unlabelled:
+            raise UserError(
+                f"no row of {where} has a label; `vitrail pretrain` learns without them"
+            )
         raise UserError(f"{where} has no rows; expected a path and a label in each row")
     if "" in reader.splits and any(reader.splits):
         row = list(reader.paths.values())[reader.splits.index("")]
