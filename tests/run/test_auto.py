@@ -141,3 +141,13 @@ def test_a_fine_tuning_has_the_same_reasons():
 def test_a_fine_tuning_by_the_clock_has_no_epochs():
     choice = fine_tuning.choose_fine_tuning(PHOTOS, "S/16", preset("S/16"), None, 5, timed=True)
     assert not line(choice, "epochs") and "epochs" not in choice.settings["train"]
+
+
+def test_the_recipe_suits_the_requested_stem():
+    stem = auto.choose_from_scratch(CIFAR, model="Pico/2", requested={"stem": "conv"})
+    assert stem.settings["train"]["weight_decay"] == auto.STEM_WEIGHT_DECAY
+    assert stem.settings["vit"]["stem"] == "patch"  # the request itself is merged later
+    assert any(line.startswith("stem: starts from whitening") for line in stem.reasons)
+    plain = auto.choose_from_scratch(CIFAR, model="R9+Nano/4", requested={"stem": "patch"})
+    assert "weight_decay" not in plain.settings["train"]
+    assert not any(line.startswith(("stem", "precision")) for line in plain.reasons)

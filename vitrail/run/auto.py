@@ -1,6 +1,7 @@
 """Chooses the settings for a data set, with a reason for each."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from vitrail.data.source import (
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.cost import count_macs
-from vitrail.run.recipe import settings_to_dict
+from vitrail.run.recipe import settings_from_dict, settings_to_dict
 from vitrail.training.device import has_bfloat16_units
 from vitrail.zoo.presets import preset
 
@@ -107,6 +108,7 @@ def choose_from_scratch(
     *,
     model: str | None = None,
     vit: ViTConfig | None = None,
+    requested: Mapping[str, Any] | None = None,
     minutes: float | None = None,
     epochs: int | None = None,
     steps: int = 0,
@@ -116,7 +118,8 @@ def choose_from_scratch(
 ) -> Choice:
     """The settings for training from scratch; `steps`, of `batch` images, win over epochs.
 
-    `vit` is the architecture called `model`, if it is not a preset.
+    `vit` is the architecture called `model`, if it is not a preset. The choice suits it with the
+    changes that are `requested`, but does not contain them.
     """
     rate = device_rate(device, processes)
     wanted = steps * (batch or batch_size(summary)) / summary.images if steps else epochs
@@ -124,7 +127,8 @@ def choose_from_scratch(
         model, vit = choose_model(summary, device, rate, minutes, wanted)
     elif vit is None:
         vit = named_vit(summary, model)
-    vit = replace(vit, channels=summary.channels, classes=summary.classes)
+    chosen = settings_to_dict(replace(vit, channels=summary.channels, classes=summary.classes))
+    vit = settings_from_dict(ViTConfig, {**chosen, **(requested or {})}, "vit.")
     expected = expected_epochs(summary, vit, rate, minutes, wanted)
     number = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
     augment, why = choose_augmentation(summary, expected)
@@ -145,7 +149,7 @@ def choose_from_scratch(
     return Choice(
         settings={
             "model": model,
-            "vit": settings_to_dict(vit),
+            "vit": chosen,
             "train": train,
             "data": choose_data(summary, augment),
             "preprocess": {

@@ -320,6 +320,7 @@ def design_from_scratch(
         summary,
         model=model,
         vit=vit,
+        requested=request.settings.get("vit"),
         minutes=minutes,
         epochs=train.get("epochs"),
         steps=train.get("steps", 0),
