@@ -75,6 +75,11 @@ def scale_vector_rates(factor: float) -> None:
     optim.group_parameters = group_scaled
 
 
+def iterate_less() -> None:
+    """Three Newton-Schulz iterations instead of five (Jordan, 2024)."""
+    optim.ITERATIONS = 3
+
+
 def skip_whitening() -> None:
     """The first convolution starts at random."""
     train.whiten_stem = lambda recipe, learner, loader: None
@@ -184,12 +189,12 @@ IDEAS: dict[str, Idea] = {
     "shifts": Idea(settings={"data": {"augment": {"shift": 1 / 16}}}),
     "alternating-flips": Idea(patch=alternate_flips),
     "momentum-warm-up": Idea(patch=warm_up_momentum),
+    "three-iterations": Idea(patch=iterate_less, cost=True),
     "vectors-x2": Idea(patch=partial(scale_vector_rates, 2.0)),
     "vectors-x4": Idea(patch=partial(scale_vector_rates, 4.0)),
     "random-filters": Idea(patch=skip_whitening),
     "small-first": Idea(patch=show_small_images_first, cost=True),
-    "bfloat16": Idea(settings={"train": {"precision": "bfloat16"}}, cost=True),
-    "float32-stem": Idea(settings={"train": {"precision": "float32"}}, cost=True),
+    "float32": Idea(settings={"train": {"precision": "float32"}}, cost=True),
     "batch-64": Idea(settings={"train": {"batch": 64}}, cost=True),
     "batch-256": Idea(settings={"train": {"batch": 256}}, cost=True),
     "warm-up": Idea(settings={"train": {"warmup": 0.2}}),
@@ -201,6 +206,7 @@ IDEAS: dict[str, Idea] = {
     "normuon": Idea(patch=normalise_neurons),
     "one-block": Idea(settings={"vit": {"depth": 1}}, cost=True),
     "three-blocks": Idea(settings={"vit": {"depth": 3}}, cost=True),
+    "narrow-mlp": Idea(settings={"vit": {"mlp_ratio": 2.0}}, cost=True),
     "two-heads": Idea(settings={"vit": {"heads": 2}}, cost=True),
     "width-96": Idea(settings={"vit": {"width": 96, "heads": 3}}, cost=True),
     "patch-4": Idea(settings={"vit": {"patch": 4}}, cost=True),

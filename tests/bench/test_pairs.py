@@ -153,8 +153,8 @@ def test_steps_follow_from_minutes_and_not_from_the_clock():
 
 
 def test_a_tournament_compares_pairs_at_equal_work(monkeypatch, tmp_path):
-    """bfloat16 is twice as fast here, and gets twice the steps."""
-    accuracies = {"default": [0.7, 0.72], "smoothing": [0.71, 0.73], "bfloat16": [0.7, 0.71]}
+    """float32 is twice as fast here, and gets twice the steps."""
+    accuracies = {"default": [0.7, 0.72], "smoothing": [0.71, 0.73], "float32": [0.7, 0.71]}
     trained = []
 
     def run_jobs(jobs, parallel):
@@ -165,7 +165,7 @@ def test_a_tournament_compares_pairs_at_equal_work(monkeypatch, tmp_path):
                 "idea": one.idea,
                 "steps": one.steps,
                 "accuracy": accuracies[one.idea][one.seed],
-                "step_seconds": 0.5 if one.idea == "bfloat16" else 1.0,
+                "step_seconds": 0.5 if one.idea == "float32" else 1.0,
                 "commit": "abc",
             }
             for one in trials
@@ -173,12 +173,12 @@ def test_a_tournament_compares_pairs_at_equal_work(monkeypatch, tmp_path):
 
     monkeypatch.setattr(tournament, "run_jobs", run_jobs)
     settings = TournamentSettings(
-        ideas=("smoothing", "bfloat16"), data="digits", seeds=2, steps=100, work=tmp_path
+        ideas=("smoothing", "float32"), data="digits", seeds=2, steps=100, work=tmp_path
     )
     page = tournament.run(settings)
     assert "| default | 100 | 71.0% |  |  |" in page
     assert "| smoothing | 100 | 72.0% | +1.00 ± 0.00 | better |" in page
-    assert "| bfloat16 | 200 | 70.5% | -0.50 ± 0.50 | undecided |" in page
+    assert "| float32 | 200 | 70.5% | -0.50 ± 0.50 | undecided |" in page
     assert page.endswith("commit abc")
     assert len({one.file for one in trained}) == len(trained)
 

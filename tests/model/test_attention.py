@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from vitrail.model.attention import Attention
 from vitrail.model.config import ViTConfig
@@ -88,6 +89,22 @@ def test_weights_are_close_to_forward_in_bfloat16():
     attention, x = random(Attention(24, 3)), torch.randn(2, 7, 24)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(attention(x), spelled_out(attention, x), atol=0.3, rtol=0.1)
+
+
+def test_attention_in_bfloat16_is_computed_in_float32_on_a_cpu(monkeypatch):
+    fused, dtypes = F.scaled_dot_product_attention, []
+
+    def record(q, k, v, **settings):
+        dtypes.append(q.dtype)
+        out = fused(q, k, v, **settings)
+        dtypes.append(out.dtype)
+        return out
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
+    attention, x = random(Attention(24, 3)), torch.randn(2, 7, 24)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attention(x).dtype == torch.bfloat16
+    assert dtypes == [torch.float32, torch.float32]
 
 
 def test_attention_dropout_acts_on_the_weights_in_training_only():

@@ -73,16 +73,18 @@ def test_a_model_without_a_head_is_refused():
     ("units", "precision", "expected"),
     [
         (True, "auto", torch.bfloat16),
-        (True, "float32", None),
-        (False, "auto", None),
+        (True, "float32", torch.float32),
+        (False, "auto", torch.float32),
     ],
 )
-def test_stems_train_in_bfloat16_where_the_processor_has_units(
+def test_a_processor_with_bfloat16_units_trains_in_bfloat16_and_evaluates_in_float32(
     monkeypatch, units, precision, expected
 ):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": units})
     made = recipe(32, patch=8, stem="r9", width=32)
     made = replace(made, train=replace(made.train, precision=precision))
     learner = make_learner(made, torch.device("cpu"))
-    assert learner.model.patch_embed.backbone.training_dtype == expected
+    with learner.autocast():
+        logits = learner.model(torch.randn(2, 3, 32, 32))
+    assert logits.dtype == expected
     assert learner.dtype == torch.float32

@@ -20,7 +20,7 @@ from vitrail.training.learner import Learner
 from vitrail.training.loop import train_steps
 
 STEPS, BATCH = 10, 8
-CONFIG = TrainConfig(batch=BATCH, lr=1e-3, warmup=0.2, ema=0.9, smoothing=0.1)
+CONFIG = TrainConfig(batch=BATCH, lr=1e-3, warmup=0.2, ema=0.9, smoothing=0.1, precision="float32")
 
 
 def shares(world: World, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.model.embed import apply_rotary
+from vitrail.model.fused import scaled_dot_product_attention
 
 ALL = slice(None)
 
@@ -35,7 +36,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:  # (B, N, D)
         q, k, v = self.split(x, rope)  # each (B, h, N, d)
         rate = self.attention_dropout if self.training else 0.0
-        x = F.scaled_dot_product_attention(q, k, v, dropout_p=rate)  # softmax(q k^T / sqrt(d)) v
+        x = scaled_dot_product_attention(q, k, v, dropout_p=rate)  # softmax(q k^T / sqrt(d)) v
         x = self.proj(x.transpose(1, 2).flatten(2))  # (B, N, D)
         x = self.dropout(x)
         return x

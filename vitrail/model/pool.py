@@ -4,9 +4,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitrail.model.config import ViTConfig
+from vitrail.model.fused import scaled_dot_product_attention
 from vitrail.model.mlp import Mlp
 
 
@@ -26,7 +26,7 @@ class AttentionPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, P, D)
         q, k, v = self.split(x)
-        x = F.scaled_dot_product_attention(q, k, v)  # (B, h, 1, d)
+        x = scaled_dot_product_attention(q, k, v)  # (B, h, 1, d)
         x = self.proj(x.transpose(1, 2).flatten(2))  # (B, 1, D)
         x = x + self.mlp(self.norm(x))
         return x[:, 0]  # (B, D)

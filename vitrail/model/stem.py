@@ -1,6 +1,5 @@
 """Convolutional stems: 3 x 3 convolutions that turn pixels into a feature map of tokens."""
 
-from contextlib import nullcontext
 from itertools import pairwise
 
 import torch
@@ -54,8 +53,6 @@ class Residual(nn.Module):
 class Stem(nn.Module):
     """Layers in sequence, with the channels of a pixel next to each other in memory."""
 
-    training_dtype: torch.dtype | None = None  # computes in it while training; None: in its own
-
     def __init__(self, *layers: nn.Module):
         super().__init__()
         self.layers = nn.Sequential(*layers)
@@ -64,10 +61,8 @@ class Stem(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last)  # 1.2 times as fast on a CPU
         if self.training and x.shape[1] == 1:  # one channel is last in any order: say which
             x = x.as_strided(x.shape, (x[0].numel(), 1, x.shape[3], 1))
-        dtype = self.training_dtype if self.training else None
-        with torch.autocast(x.device.type, dtype) if dtype else nullcontext():
-            tokens: Tensor = self.layers(x)  # (B, D, rows, columns)
-        return tokens.to(x.dtype) if dtype else tokens
+        tokens: Tensor = self.layers(x)  # (B, D, rows, columns)
+        return tokens
 
 
 class ConvStem(Stem):

@@ -22,7 +22,6 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.cost import count_macs
 from vitrail.run.recipe import settings_from_dict, settings_to_dict
-from vitrail.training.device import has_bfloat16_units
 from vitrail.zoo.presets import preset
 
 CPU_RATE = 1.5e10  # multiply-adds per second in training, of one core
@@ -140,7 +139,8 @@ def choose_from_scratch(
     ]
     reasons.append("normalisation: mean and std of the training images")
     train = choose_training(summary, vit, expected, reasons)
-    reasons += explain_stem(vit, device)
+    if vit.small_stem:
+        reasons.append("stem: starts from whitening filters of the training images (Page, 2018)")
     if minutes is None:
         train["epochs"] = max(1, math.ceil(expected))
     if minutes is None and not steps:
@@ -215,16 +215,6 @@ def small_vit(name: str, size: int, patch: int) -> ViTConfig:
 def explain_model(vit: ViTConfig) -> str:
     stem = "the first stages of a ResNet-9, then " if vit.stem == "r9" else ""
     return f"{stem}{vit.depth} blocks of width {vit.width}"
-
-
-def explain_stem(vit: ViTConfig, device: str) -> list[str]:
-    """How convolutions before the blocks start and compute."""
-    if not vit.small_stem:
-        return []
-    reasons = ["stem: starts from whitening filters of the training images (Page, 2018)"]
-    if device == "cpu" and has_bfloat16_units():
-        reasons.append("precision: bfloat16 in the stem, as this processor has units for it")
-    return reasons
 
 
 def named_vit(summary: DataSummary, model: str) -> ViTConfig:

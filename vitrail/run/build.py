@@ -15,7 +15,6 @@ from vitrail.data.source import Source
 from vitrail.errors import UserError
 from vitrail.model.attention import Attention
 from vitrail.model.config import ViTConfig, check_image_size
-from vitrail.model.stem import Stem
 from vitrail.model.vit import ViT
 from vitrail.pretraining.config import PretrainConfig
 from vitrail.pretraining.joint import JointClassifier, joint_loss
@@ -34,7 +33,7 @@ from vitrail.run.recipe import Recipe, settings_to_dict
 from vitrail.training import loop
 from vitrail.training.config import TrainConfig
 from vitrail.training.distributed import SINGLE, World
-from vitrail.training.learner import Learner, compute_dtype, convolution_dtype
+from vitrail.training.learner import Learner, compute_dtype
 from vitrail.training.sharding import (
     fill_shards,
     rank_rows,
@@ -223,9 +222,6 @@ def assemble_learner(
     if isinstance(model, JointClassifier) and learner.ema is not None:
         model.teacher = (backbone_of(learner.ema.model),)
     set_criterion(learner, recipe)
-    stem = backbone_of(model).patch_embed.backbone
-    if isinstance(stem, Stem):
-        stem.training_dtype = convolution_dtype(recipe.train.precision, learner.device)
     return learner
 
 

@@ -33,6 +33,7 @@ from vitrail.run.request import AUTO, NONE, Request
 from vitrail.run.semi_supervised import choose_joint, step_cost, use_unlabelled
 from vitrail.run.teacher import CALLABLE, sees_views
 from vitrail.run.unlabelled import choose_pretraining
+from vitrail.training.learner import training_dtype
 from vitrail.zoo.load import LoadedModel
 from vitrail.zoo.metadata import Metadata
 from vitrail.zoo.suggest import FoundWeights, Unreachable, find_weights
@@ -169,11 +170,12 @@ def compose_design(
 ) -> Design:
     """The chosen settings, changed by those requested, and checked."""
     adapt_to_store(choice, source, requested)
-    reasons = [f"{source.name}: {summary}", explain_device(device, request.device), *why]
+    settings = merge_settings(choice.settings, requested)
+    precision = settings["train"].get("precision", AUTO)
+    reasons = [f"{source.name}: {summary}", explain_device(device, request.device, precision), *why]
     reasons += choice.reasons
     if changed := list_changes(choice.settings, requested):
         reasons.append(f"requested: {', '.join(changed)}")
-    settings = merge_settings(choice.settings, requested)
     measured = [name for name in ("mean", "std") if name not in settings["preprocess"]]
     settings["source"] = locate_source(source, request.data)
     if "size" not in request.settings.get("preprocess", {}):
@@ -495,10 +497,12 @@ def adopt_pixels(choice: auto.Choice, summary: auto.DataSummary, adapted: list[s
     )
 
 
-def explain_device(device: torch.device, requested: str) -> str:
+def explain_device(device: torch.device, requested: str, precision: str) -> str:
     why = "requested"
     if requested == "auto":
         why = "no GPU is available" if device.type == "cpu" else "a GPU is available"
+    if precision == AUTO and training_dtype(precision, device) == torch.bfloat16:
+        why += "; it trains in bfloat16, for which it has units"
     return f"device {device.type}: {why}"
 
 

@@ -62,7 +62,7 @@ class TrainConfig:
     class_weights: bool = False  # weight the loss by inverse class frequency
     evaluate_every: int = 0  # epochs between evaluations on the validation split; 0: automatic
     patience: int = 0  # epochs without improvement before early stopping; 0 disables it
-    precision: Precision = "auto"  # auto: bfloat16 on GPUs, and in stems on CPUs, with units for it
+    precision: Precision = "auto"  # auto: bfloat16 on devices with units for it, else float32
     compile: bool = False  # use torch.compile: about a minute to compile, faster steps on a GPU
     shard: Shard = "auto"  # full: divide weights and optimizer among the processes (FSDP)
     recompute: bool = False  # activation checkpointing: less memory, a third more compute

@@ -43,6 +43,7 @@ class Learner:
         self.gradient_masks: dict[str, Tensor] = {}  # of a sharded model, which has no hooks
         self.device = next(model.parameters()).device
         self.dtype = compute_dtype(config.precision, self.device)
+        self.training_dtype = training_dtype(config.precision, self.device)
         self.optimizer = build_optimizer(
             model, config, layer_index, no_weight_decay, matrices, self.leaves
         )
@@ -58,8 +59,8 @@ class Learner:
         return self.model if self.ema is None else self.ema.model
 
     def autocast(self) -> torch.autocast:
-        enabled = self.dtype != torch.float32
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
+        dtype = self.training_dtype
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
@@ -136,7 +137,7 @@ class Learner:
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The dtype of the forward pass; the weights keep theirs.
+    """The dtype of the forward pass in evaluation.
 
     "auto" is float32 on a CPU: without bfloat16 units, bfloat16 is 50 times slower there.
     """
@@ -147,14 +148,15 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
-def convolution_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The dtype of convolutions that differs from `compute_dtype`; None if none does.
+def training_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The dtype of the forward pass in training; the weights keep theirs.
 
-    On a CPU with bfloat16 units it makes convolutions 1.7 times as fast, but small matrix products
-    slower.
+    "auto" also uses the bfloat16 units of a CPU: steps of small ViTs are 1.5 times as fast, of
+    those with a stem 1.7 times. Evaluation stays in float32 there.
     """
-    usable = precision == "auto" and device.type == "cpu" and has_bfloat16_units()
-    return torch.bfloat16 if usable else None
+    if precision == "auto" and device.type == "cpu" and has_bfloat16_units():
+        return torch.bfloat16
+    return compute_dtype(precision, device)
 
 
 def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
