@@ -265,8 +265,16 @@ def test_patches_are_dropped_of_the_images_that_are_shown(digits):
 
 
 def test_the_device_has_its_reason(digits):
-    done = digits(settings=merge_settings(SMALL, {"train": {"steps": 1}}), device="cpu")
+    changes = {"train": {"steps": 1, "precision": "float32"}}
+    done = digits(settings=merge_settings(SMALL, changes), device="cpu")
     assert "# device cpu: requested\n" in (done.folder / "recipe.toml").read_text()
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_bfloat16_on_a_processor_has_its_reason(digits, monkeypatch, units):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": units})
+    done = digits(settings=merge_settings(SMALL, {"train": {"steps": 1}}), device="cpu")
+    assert ("it trains in bfloat16" in (done.folder / "recipe.toml").read_text()) == units
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])

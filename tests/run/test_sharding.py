@@ -47,7 +47,8 @@ def torchrun():
 
 def make_recipe(**train):
     vit = vitrail.preset("Pico/2", image=8, width=18, heads=3, depth=2, classes=5)
-    config = {"batch": BATCH, "ema": 0.9, "clip": 0.5, "shard": "full", **train}
+    config = {"batch": BATCH, "ema": 0.9, "clip": 0.5, "shard": "full", "precision": "float32"}
+    config |= train
     return Recipe(vit=vit, train=TrainConfig(**config))
 
 
@@ -133,7 +134,7 @@ def test_a_broken_shard_would_be_noticed(broken, monkeypatch):
 
 def test_a_sharded_run_saves_an_ordinary_model(tmp_path, digits):
     changes = merge_settings(FULL, NO_MIXUP)
-    changes = merge_settings(changes, {"train": {"steps": 10}})
+    changes = merge_settings(changes, {"train": {"steps": 10, "precision": "float32"}})
     one = digits("one", settings=changes).folder
     found = run_ranks(3, train(tmp_path / "many", changes))
     assert not [error for error in found if isinstance(error, BaseException)], found

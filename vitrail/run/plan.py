@@ -33,7 +33,7 @@ from vitrail.training.sharding import ShardedForward
 
 EVALUATION_SHARE = 0.02  # of the training time, at most, for evaluations on the validation split
 TRIAL = 3.0  # seconds for which each kind of step is timed, if no minutes are given
-TRIAL_SHARE, MAX_TRIAL = 0.05, 60.0  # of the given minutes, and seconds at most, for all timing
+TRIAL_SHARE, MAX_TRIAL = 0.03, 60.0  # of the given minutes, and seconds at most, for all timing
 RESULTS_SECONDS = 1.0  # to write the results
 SLOWDOWN = 1.02  # of later steps against timed ones: logging, checkpoints, other programs
 OUTLIERS = 0.1  # fraction of the timed steps, the slowest ones, that is ignored
