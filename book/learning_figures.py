@@ -17,11 +17,13 @@ from vitrail.insight.overlay import tile_maps
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
 PANELS = {  # title of a plot: the experiments in it
-    "optimizer": ("all tricks", "SGD"),
+    "optimizer, clipping, weight decay": (
+        *("all tricks", "SGD", "Muon", "no clipping", "no weight decay"),
+    ),
     "warm-up and learning rate": (
         *("all tricks", "no warm-up", "learning rate x 10", "x 10, no warm-up"),
     ),
-    "what the model needs": ("all tricks", "no positions", "no augmentation", "no decay"),
+    "what the model needs": ("all tricks", "no positions", "no augmentation", "no cosine decay"),
 }
 NAMES = {"all tricks": "all tricks (AdamW)"}
 

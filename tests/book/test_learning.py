@@ -8,7 +8,9 @@ import torch
 from book import learning, learning_figures
 
 
-@pytest.mark.parametrize("change", [{}, {"optimizer": "sgd"}, {"model": "convnet", "images": 30}])
+@pytest.mark.parametrize(
+    "change", [{}, {"optimizer": "sgd"}, {"optimizer": "muon"}, {"model": "convnet", "images": 30}]
+)
 def test_an_experiment_is_the_same_twice(change):
     experiment = replace(learning.ALL, steps=2, batch=8, **change)
     first, second = (learning.run(experiment, seed=0, every=1) for _ in range(2))
@@ -41,6 +43,37 @@ def test_stored_results_have_the_settings_of_the_script(name, experiments):
     assert {title: one["settings"] for title, one in stored.items()} == {
         title: asdict(experiment) for title, experiment in experiments.items()
     }
+
+
+def test_stored_positions_have_the_settings_of_the_script():
+    stored = learning_figures.read("positions")
+    assert stored["settings"] == asdict(learning.POSITIONS)
+    assert max(map(int, stored["snapshots"])) == learning.POSITIONS.steps
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [({"weight_decay": 0.5}, True), ({"clip": 0.01}, True), ({"clip": 1e9}, False)],
+)
+def test_clipping_and_weight_decay_are_applied(change, differs):
+    few = replace(learning.TRICKS["SGD"], clip=0.0, lr=0.5, warmup=0.0, steps=3, batch=8)
+    plain, changed = (learning.run(one, seed=0, every=1) for one in (few, replace(few, **change)))
+    assert (plain != changed) == differs
+
+
+def test_muon_updates_the_matrices_of_the_blocks():
+    optimizer = learning.choose_optimizer(
+        model := learning.build(learning.ALL), learning.TRICKS["Muon"]
+    )
+    matrices = {
+        id(parameter)
+        for group in optimizer.param_groups
+        if group.get("matrices")
+        for parameter in group["params"]
+    }
+    named = {name for name, parameter in model.named_parameters() if id(parameter) in matrices}
+    assert len(named) == 4 * learning.SIZE["depth"]
+    assert all(name.startswith("blocks.") and name.endswith(".weight") for name in named)
 
 
 def test_figures_are_drawn_from_the_results(tmp_path):

@@ -242,7 +242,7 @@ def grad_cam(model: ViT, x: Tensor, target: Target = None) -> Tensor:
     """Grad-CAM on tokens (Selvaraju et al., 2017): activations times their mean gradient.
 
     The activations are the input of the last attention: after it, the gradient of a head that
-    reads [CLS] is zero at every patch. All patches share most of what they hold, which often makes
+    reads [CLS] is zero at every patch. All patches have much in common, which often makes
     every sum negative, so the heatmap shows how far a patch is above the mean of all.
     """
     check_patches(model, x)
