@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vitrail.pretraining.config import JointConfig
+from vitrail.pretraining.config import JointConfig, PretrainConfig
 from vitrail.run import plan
+from vitrail.run.fractions import count_labelled_steps
 from vitrail.run.plan import StepTiming, list_phases, mean_step_time, trial_seconds
 from vitrail.run.recipe import Recipe
 from vitrail.run.terminal import Terminal
@@ -71,3 +72,25 @@ def test_a_run_ends_on_time_on_a_steady_machine(monkeypatch, minutes):
     evaluations = made.steps // (made.evaluate_every * loader.steps)
     seconds = 5 + made.steps * timing.step + 1000 * timing.image * (evaluations + 2) + 1
     assert 0.94 * 60 * minutes < seconds <= 60 * minutes
+
+
+@pytest.mark.parametrize("minutes", [1.5, 10, 60])
+def test_a_pretraining_ends_on_time_with_its_probes_and_trainings(monkeypatch, minutes):
+    timing = StepTiming(step=0.1, image=0.001, features=0.001, fits=2.0)
+    monkeypatch.setattr(plan, "measure_timing", lambda *_: timing)
+    splits = np.repeat(["train", "val", "test"], [9000, 1000, 1000])
+    source = SimpleNamespace(
+        splits=splits, labels=np.arange(11000) % 10, classes=tuple("0123456789")
+    )
+    loader, terminal = SimpleNamespace(source=source, steps=140), Terminal(quiet=True)
+    recipe = Recipe(pretrain=PretrainConfig(), train=TrainConfig(batch=64))
+    started = time.monotonic() - 5
+    made = plan.plan_steps(recipe, loader, None, minutes, started, terminal)
+    evaluations = made.train.steps // (made.train.evaluate_every * loader.steps) + 1
+    probes = 2 * (10.0 + 2.0)  # features of training and validation images, and their fits
+    heads = 0.001 * (90 + 900 + 9000) + 2.0
+    trained = 6 * (count_labelled_steps(made) * 3 * 0.001 * 64 + 1.0)
+    page = 1.0 + 1.0 + 1.0
+    steps = made.train.steps * timing.step + 1000 * 0.002 * evaluations
+    seconds = 5 + steps + probes + heads + trained + page
+    assert 0.92 * 60 * minutes < seconds <= 60 * minutes

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from vitrail.data.loader import Loader
 from vitrail.data.source import is_labelled
 from vitrail.errors import UserError
 from vitrail.pretraining.config import PretrainConfig
+from vitrail.run.dataset import open_run_data
 from vitrail.run.drive import Stopped
 from vitrail.run.fractions import compare_with_scratch
 from vitrail.run.quality import describe_collapse
@@ -127,6 +129,64 @@ def test_a_tree_without_class_folders_is_enough(unlabelled, tree):
     assert "labels: none" in recipe  # the reason
     (done.folder / "metrics.json").unlink()
     assert vitrail.resume(done.folder, report=False, quiet=True).metrics["steps"] == 4
+
+
+@pytest.fixture
+def rows(tree):
+    """The rows of a table of the images of a tree: every second one has a label."""
+    names = sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*.png"))
+    return [(name, ("", "cat", "", "dog")[row % 4]) for row, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("labels", [None, "partial"])
+def test_a_table_with_empty_labels_trains_on_all_images_and_is_measured_by_some(
+    unlabelled, tree, rows, kind, labels
+):
+    table, rows = tree / f"some.{kind}", sorted(rows, key=lambda row: not row[1])
+    lines = [
+        json.dumps({"path": name, **({"label": label} if label else {})}) for name, label in rows
+    ]
+    if kind == "csv":
+        lines = ["path,label", *(f"{name},{label}" for name, label in rows)]
+    table.write_text("\n".join(lines))
+    settings = {**COMPARED, "train": {"steps": 4, "batch": 8}, "data": {"workers": 0}}
+    if labels:
+        settings["data"]["labels"] = labels
+    done = unlabelled(data=table, settings=settings)
+    alone = unlabelled("alone", data=table, settings={**settings, "data": {"labels": "none"}})
+    images = [str(run.folder / "recipe.toml") for run in (done, alone)]
+    counts = [Path(name).read_text().split(" colour training images")[0][-2:] for name in images]
+    assert int(counts[0]) >= 30 and int(counts[1]) >= 30
+    assert done.metrics["probe"]["fractions"][-1]["labels"] <= 18
+    assert alone.metrics["probe"] is None
+    (done.folder / "metrics.json").unlink()
+    again = vitrail.resume(done.folder, report=True, quiet=True)
+    assert (
+        again.metrics["probe"] == done.metrics["probe"] and (done.folder / "report.html").is_file()
+    )
+    (done.folder / "report.html").unlink()
+    assert vitrail.report(done.folder).has_images
+
+
+def test_images_that_are_held_out_with_labels_are_held_out_without(tree, rows):
+    table = tree / "some.csv"
+    table.write_text("\n".join(["path,label", *(f"{name},{label}" for name, label in rows)]))
+    part = vitrail.open_data(table, labels="partial")
+    source = open_run_data(str(table), Columns(), "partial", pretraining=True)
+    splits = dict(zip(source.ids, source.splits, strict=True))
+    assert len(source) == 40 and source.classes == part.classes
+    assert all(splits[name] == split for name, split in zip(part.ids, part.splits, strict=True))
+    labels = dict(zip(source.ids, source.labels.tolist(), strict=True))
+    assert [labels[name] for name, _ in rows[:4]] == [-1, 0, -1, 1]
+
+
+@pytest.mark.parametrize("header", ["path", "path,width"])
+def test_a_table_without_a_label_column_is_enough(unlabelled, tree, rows, header):
+    cells = ["", ",32"][header.count(",")]
+    (tree / "some.csv").write_text("\n".join([header, *(name + cells for name, _ in rows)]))
+    settings = {**TINY, "train": {"steps": 2, "batch": 8}}
+    assert unlabelled(data=tree / "some.csv", settings=settings).metrics["probe"] is None
 
 
 def test_masked_pretraining_learns(unlabelled):

@@ -29,7 +29,7 @@ from vitrail.data.reading.contents import contents_of
 from vitrail.data.reading.memory import available_memory, local_world_size, retain_freed_memory
 from vitrail.data.reading.reader import Items, Reader, decode_items
 from vitrail.data.reading.workers import ReportItem, Slot, default_workers, prefetch
-from vitrail.data.source import SPLITS, Source, Split, split_indices
+from vitrail.data.source import NO_LABEL, SPLITS, Source, Split, split_indices
 from vitrail.data.sources.shards import ShardSource
 from vitrail.data.statistics import MAX_IMAGES, MAX_UNCACHED, channel_statistics, pixel_step
 from vitrail.errors import OutOfResources, UserError
@@ -265,7 +265,9 @@ class Loader:
             return batch
         targets = batch.targets
         if targets.ndim == 1:
-            targets = F.one_hot(targets, len(self.source.classes)).float()
+            classes = len(self.source.classes)
+            one_hot = F.one_hot(targets.clamp(min=0), classes).float()
+            targets = one_hot * (targets != NO_LABEL)[:, None]
         return replace(batch, targets=torch.cat([targets, self.annotate(batch)], dim=1))
 
     def evaluation(
@@ -301,6 +303,15 @@ class Loader:
         """Returns a loader of the same data for one process that gets all of it."""
         loader = copy.copy(self)
         loader.rank, loader.world_size = 0, 1
+        return loader
+
+    def with_labels(self) -> "Loader":
+        """Returns a loader for one process, of the training and validation images with a label."""
+        loader = self.as_single_process()
+        labelled = self.source.labels != NO_LABEL
+        for split in SPLITS[:2]:
+            items = loader.rank_items(split)
+            loader._items = {**loader._items, split: items[labelled[items]]}
         return loader
 
     def restrict(self, items: Items) -> "Loader":

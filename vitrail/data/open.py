@@ -50,7 +50,7 @@ def open_data(
             separator, JSON lists or a column of 0 and 1 for each class; in a folder the same image
             in several class folders; on the hub a column of lists. "single" accepts class names
             that contain a separator. "none" opens images without labels, in any tree of folders;
-            "partial" opens the rows of a table that have a label.
+            "partial" opens the rows of a table that have a label; a pretraining uses all rows.
         split: assign images without a given split to train, val and test. If false, they all
             become "test" and any number of images and classes is valid, as for evaluation.
         progress: show a progress bar on stderr if it is a terminal.

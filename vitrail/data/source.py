@@ -16,6 +16,7 @@ Split = Literal["train", "val", "test"]
 EvaluationSplit = Literal["train", "val", "test", "all"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 UNLABELLED = "unlabelled"  # the only class of a data set without labels
+NO_LABEL = -1  # the class index of an image without label, where other images have one
 SAMPLE_SIZE = 64  # images whose median size and usual channels decide on the recipe
 
 
@@ -49,7 +50,7 @@ class Source(Protocol):
 
     @property
     def labels(self) -> NDArray[Any]:
-        """The class index of each item; multi-label: (items, classes) of 0 and 1."""
+        """The class index of each item, -1 without label; multi-label: rows of 0 and 1."""
 
     @property
     def splits(self) -> NDArray[np.str_]:
@@ -94,7 +95,9 @@ def label_kind(source: Source) -> LabelKind:
     """How many labels an image has."""
     if not is_labelled(source):
         return "none"
-    return "multi" if is_multi_label(source) else "single"
+    if is_multi_label(source):
+        return "multi"
+    return "partial" if (source.labels == NO_LABEL).any() else "single"
 
 
 def count_labels(source: Source, items: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -103,7 +106,7 @@ def count_labels(source: Source, items: NDArray[np.int64]) -> NDArray[np.int64]:
     if labels.ndim == 2:
         counts: NDArray[np.int64] = labels.sum(axis=0, dtype=np.int64)
         return counts
-    return np.bincount(labels, minlength=len(source.classes))
+    return np.bincount(labels[labels != NO_LABEL], minlength=len(source.classes))
 
 
 def label_keys(source: Source) -> NDArray[np.int64]:
@@ -126,7 +129,7 @@ def label_names(source: Source, item: int) -> str:
     """The label of an item, or its labels separated by commas."""
     label = source.labels[item]
     if np.ndim(label) == 0:
-        return source.classes[int(label)]
+        return "" if label == NO_LABEL else source.classes[int(label)]
     return ", ".join(source.classes[index] for index in np.flatnonzero(label)) or "none"
 
 

@@ -1,5 +1,6 @@
 """Logistic regression in torch, its penalty chosen by cross-validation: a head for any width."""
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,20 @@ def fit_logistic(
         accuracy=float(correct[best]) / len(sample),
         images=len(sample),
     )
+
+
+def estimate_fit_seconds(images: int, features: int, classes: int) -> float:
+    """About how long a fit takes: times one minimisation of cross-validation, on random numbers."""
+    sample = min(CV_IMAGES, images)
+    x = torch.randn(sample, features, generator=torch.Generator().manual_seed(0))
+    start = torch.zeros(classes, features), torch.zeros(classes)
+    times = []
+    for _ in range(2):  # the first one also allocates memory
+        began = time.perf_counter()
+        minimise(x, torch.arange(sample) % classes, PENALTIES[0], *start, None)
+        times.append(time.perf_counter() - began)
+    # each fold is fitted on the others, and the last fit is on all images
+    return min(times) * len(PENALTIES) * (FOLDS - 1 + images / sample)
 
 
 def cross_validate(

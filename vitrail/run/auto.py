@@ -60,6 +60,7 @@ class DataSummary:
         kind = {"uint8": "", "uint16": "16-bit ", "float32": "float "}[self.pixels] + kind
         classes = {
             "single": f" of {self.classes} classes",
+            "partial": f" of {self.classes} classes, some without a label",
             "multi": f" of {self.classes} classes, any number per image",
             "none": "",
         }[self.labels]

@@ -1,11 +1,15 @@
 """The data set of a run: the same on every rank, and the same when the run is resumed."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from vitrail import files
 from vitrail.data.config import Columns, LabelKind
 from vitrail.data.open import open_data
-from vitrail.data.source import Source, fingerprint
+from vitrail.data.source import NO_LABEL, Source, fingerprint
 from vitrail.data.split import keep_labels
 from vitrail.errors import UserError
 from vitrail.run.recipe import Recipe
@@ -14,16 +18,44 @@ from vitrail.training.distributed import World
 
 
 def open_on_all_ranks(
-    data: str, columns: Columns, labels: LabelKind | None, world: World, labelled: float = 1.0
+    data: str,
+    columns: Columns,
+    labels: LabelKind | None,
+    world: World,
+    labelled: float = 1.0,
+    pretraining: bool = False,
 ) -> Source:
     """Opens the data set on every rank; on the leader first, which may download it.
 
     `labelled` is the fraction of the training images that are used, because they have a label.
     """
     opened = world.leader_first(
-        lambda: open_data(data, columns=columns, labels=labels, progress=world.is_leader)
+        lambda: open_run_data(data, columns, labels, pretraining, world.is_leader)
     )
-    return keep_labels(opened, labelled)
+    return opened if pretraining else keep_labels(opened, labelled)
+
+
+def open_run_data(
+    data: str,
+    columns: Columns,
+    labels: LabelKind | None,
+    pretraining: bool,
+    progress: bool = True,
+) -> Source:
+    """Opens a data set; for a pretraining, `labels` "partial" opens all rows of a table.
+
+    Those with a label have the splits that a training on them gives them.
+    """
+    opened = open_data(data, columns=columns, labels=labels, progress=progress)
+    if not pretraining or labels != "partial":
+        return opened
+    whole: Any = open_data(data, columns=columns, labels="none", progress=progress)
+    rows = {name: row for row, name in enumerate(whole.ids)}
+    chosen = [rows[name] for name in opened.ids]
+    splits, numbers = whole.splits.copy(), np.full(len(whole), NO_LABEL)
+    splits[chosen], numbers[chosen] = opened.splits, opened.labels
+    everything: Source = replace(whole, classes=opened.classes, labels=numbers, splits=splits)
+    return everything
 
 
 def shared_fingerprint(source: Source, world: World) -> str:

@@ -79,7 +79,7 @@ def write_quality(
     """Probes the features, then writes the model and the metrics, which mark the end."""
     probe = probe_backbone(recipe, backbone, loader)
     if probe is not None:
-        rows = compare_with_scratch(recipe, backbone, loader.as_single_process())
+        rows = compare_with_scratch(recipe, backbone, loader.with_labels())
         probe = {**probe, "steps": count_labelled_steps(recipe), "trained": rows}
     metrics = {**metrics, "probe": probe}
     results = {"metrics": {name: metrics[name] for name in ("loss", "rank", "probe")}}

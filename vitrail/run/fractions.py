@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.loader import Loader
+from vitrail.data.loader import Loader, limit_threads
 from vitrail.evaluation.metrics import accuracy, wilson_interval
 from vitrail.model.vit import ViT
 from vitrail.run.auto import SCRATCH
@@ -84,7 +84,8 @@ def train_briefly(recipe: Recipe, backbone: ViT | None, loader: Loader, steps: i
     learner = make_learner(plain, loader.device)
     if backbone is not None:
         learner.model.load_state_dict(learner.model.state_dict() | backbone.state_dict())
-        start_from_features(plain, learner, loader)
+        with limit_threads(1):  # the fit has small matrices, for which threads only cost time
+            start_from_features(plain, learner, loader)
     batches = ((batch.images, batch.targets) for batch in loader.training(0, steps))
     with suppress(loop.Diverged):  # then the weights before that step are measured
         for _ in loop.train_steps(learner, batches, config, steps, patches=recipe.patches):

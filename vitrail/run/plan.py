@@ -12,17 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrail.data.loader import Loader
-from vitrail.data.source import SPLITS, split_indices
+from vitrail.data.loader import Loader, limit_threads
+from vitrail.data.source import SPLITS, count_labels, split_indices
 from vitrail.display.text import format_duration
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import compute_logits
+from vitrail.heads.logistic import estimate_fit_seconds
 from vitrail.inference.calibrate import count_reference_images
 from vitrail.pretraining.config import JOINT_START
 from vitrail.pretraining.objective import PatchFeatures, backbone_of
 from vitrail.run import auto
-from vitrail.run.fractions import MEASURED, TRAININGS, step_cost_ratio
-from vitrail.run.quality import PROBE_IMAGES, PROBE_PASSES, can_probe
+from vitrail.run.fine_tuning import MAX_PROBE
+from vitrail.run.fractions import FRACTIONS, MEASURED, MIN_STEPS, TRAININGS, step_cost_ratio
+from vitrail.run.quality import PROBE_IMAGES, PROBE_PASSES, SEARCHED, can_probe
 from vitrail.run.recipe import Recipe
 from vitrail.run.terminal import Terminal
 from vitrail.training import loop
@@ -35,6 +37,7 @@ EVALUATION_SHARE = 0.02  # of the training time, at most, for evaluations on the
 TRIAL = 3.0  # seconds for which each kind of step is timed, if no minutes are given
 TRIAL_SHARE, MAX_TRIAL = 0.03, 60.0  # of the given minutes, and seconds at most, for all timing
 RESULTS_SECONDS = 1.0  # to write the results
+PAGE_SECONDS = 1.0  # to draw what a pretraining has learned
 SLOWDOWN = 1.02  # of later steps against timed ones: logging, checkpoints, other programs
 OUTLIERS = 0.1  # fraction of the timed steps, the slowest ones, that is ignored
 WARMUP_STEPS = 2  # not timed: they allocate memory
@@ -47,7 +50,8 @@ FORWARDS_PER_STEP = 3  # a training step costs about three forward passes
 class StepTiming:
     step: float  # seconds per training step, on average over the run
     image: float  # seconds to evaluate one image
-    features: float = 0.0  # seconds for the features of an image, without labels to learn from
+    features: float = 0.0  # seconds for the features of an image, in a pretraining
+    fits: float = 0.0  # seconds for linear probes on all fractions of the labels, likewise
 
 
 def plan_steps(
@@ -100,30 +104,53 @@ def decide_length(
     step = timing.step + image * counts["val"] / (every * loader.steps)
     final = image * (counts["val"] + counts["test"]) + RESULTS_SECONDS
     final += timing.image * min(compared, counts["train"])
-    if recipe.pretrain is not None and can_probe(loader):
-        measured = min(PROBE_IMAGES, counts["train"]) + min(PROBE_IMAGES, counts["val"])
-        measured = PROBE_PASSES * measured + TRAININGS * min(MEASURED, counts["val"])
-        final += timing.features * measured
-        labelled = FORWARDS_PER_STEP * timing.features * config.batch  # seconds of a step
-        step += recipe.pretrain.comparison * step_cost_ratio(recipe) * labelled
+    once, compare, least = measuring_seconds(recipe, loader, timing)
+    final += once
     if minutes is not None:
         left = 60 * minutes - (time.monotonic() - started) - final
-        steps = math.floor(left / step / SLOWDOWN)
+        longest = min(left / (step + compare), (left - least) / step)
+        steps = math.floor(longest / SLOWDOWN)
         if recipe.tune == "head":  # an epoch on cached features takes milliseconds
             steps = min(max(steps, loader.steps), config.epochs * loader.steps)
         if steps < 1:
-            least = math.ceil(10 * (60 * minutes - left + 10 * step) / 60) / 10
+            needed = 60 * minutes - left + least + 10 * step
             raise UserError(
-                f"{minutes:g} minutes are too short for one step; try `minutes={least:g}`"
+                f"{minutes:g} minutes are too short for one step; "
+                f"try `minutes={math.ceil(needed / 6) / 10:g}`"
             )
     else:
         steps = config.steps or config.epochs * loader.steps
     epochs = math.ceil(steps / loader.steps) if minutes or config.steps else config.epochs
-    seconds = steps * step + final
+    seconds = steps * step + max(steps * compare, least) + final
     terminal.print(f"{steps:,} steps of {config.batch} images, about {format_duration(seconds)}")
     if minutes is None and seconds > auto.LONG_RUN:
         terminal.print("for a shorter run, stop this one and set `minutes`, for example to 60")
     return {"steps": steps, "epochs": epochs, "evaluate_every": every}
+
+
+def measuring_seconds(
+    recipe: Recipe, loader: Loader, timing: StepTiming
+) -> tuple[float, float, float]:
+    """The cost of measuring a pretraining, besides evaluations.
+
+    Once at the end; and of the short trainings with labels for each of its steps, and in all: the
+    larger of these two counts.
+    """
+    if recipe.pretrain is None:
+        return 0.0, 0.0, 0.0
+    share, source = recipe.pretrain.comparison, loader.source
+    once = PAGE_SECONDS + timing.features * min(SEARCHED, len(split_indices(source, "val")))
+    if not can_probe(loader):
+        return once, 0.0, 0.0
+    train, val = (int(count_labels(source, split_indices(source, s)).sum()) for s in SPLITS[:2])
+    images = PROBE_PASSES * (min(PROBE_IMAGES, train) + min(PROBE_IMAGES, val))
+    once += timing.features * images + PROBE_PASSES * timing.fits
+    if not share:
+        return once, 0.0, 0.0
+    heads = sum(min(MAX_PROBE, fraction * train) for fraction in FRACTIONS)
+    once += timing.features * (heads + TRAININGS * min(MEASURED, val)) + timing.fits
+    step = FORWARDS_PER_STEP * timing.features * recipe.train.batch
+    return once, share * step_cost_ratio(recipe) * step, TRAININGS * MIN_STEPS * step
 
 
 def trial_seconds(kinds: int, minutes: float | None) -> float:
@@ -180,7 +207,17 @@ def measure_timing(
         features = seconds_per_image(whole, trial.dtype, loader)
     if saved is not None:
         learner.restore(saved)
-    return StepTiming(step=step, image=image, features=features)
+    fits = seconds_of_fits(recipe, loader) if recipe.pretrain and can_probe(loader) else 0.0
+    return StepTiming(step=step, image=image, features=features, fits=fits)
+
+
+def seconds_of_fits(recipe: Recipe, loader: Loader) -> float:
+    """Of one linear probe on each fraction of the labels."""
+    train = int(count_labels(loader.source, split_indices(loader.source, "train")).sum())
+    sizes = [math.ceil(fraction * min(PROBE_IMAGES, train)) for fraction in FRACTIONS]
+    with limit_threads(1):
+        times = [estimate_fit_seconds(n, recipe.vit.width, recipe.vit.classes) for n in sizes]
+    return sum(times)
 
 
 def seconds_per_step(

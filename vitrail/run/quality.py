@@ -7,8 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.loader import Loader
-from vitrail.data.source import is_labelled, is_multi_label
+from vitrail.data.loader import Loader, limit_threads
+from vitrail.data.source import (
+    NO_LABEL,
+    count_labels,
+    is_labelled,
+    is_multi_label,
+    split_indices,
+)
 from vitrail.evaluation.features import effective_rank, neighbour_accuracy, relative_spread
 from vitrail.evaluation.metrics import wilson_interval
 from vitrail.heads.knn import NearestNeighbours
@@ -27,6 +33,7 @@ from vitrail.training.learner import Learner
 PROBE_IMAGES = 10_000  # training images of the probe, at most
 PROBE_PASSES = 2  # forward passes over them: trained and random weights
 NEIGHBOURS = 10
+SEARCHED = 1000  # validation images among which the report finds neighbours, at most
 RANKED_IMAGES = 10  # from which on the rank says something; that of two images is always 1
 COLLAPSED_RANK = 1.5  # directions that the features use; fewer tell images hardly apart
 COLLAPSED_SPREAD = 1e-3  # relative standard deviation of the features
@@ -66,8 +73,9 @@ def evaluate_pretraining(
             loss = teacher_distance(loss[:, own:], answers, teacher.features)
         scores = {"val_loss": float(loss.mean()), "val_rank": effective_rank(x)}
         scores["val_spread"] = relative_spread(x)
-        if can_probe(loader) and len(x) > NEIGHBOURS:
-            scores["val_knn"] = neighbour_accuracy(x, found.labels, NEIGHBOURS)
+        chosen = found.labels != NO_LABEL
+        if can_probe(loader) and chosen.sum() > NEIGHBOURS:
+            scores["val_knn"] = neighbour_accuracy(x[chosen], found.labels[chosen], NEIGHBOURS)
         return scores
 
     return world.on_leader(score)
@@ -91,8 +99,11 @@ def describe_collapse(scores: dict[str, Any], method: str, images: int) -> str |
 
 
 def can_probe(loader: Loader) -> bool:
-    """Whether each image has one label, so that a classifier can measure the features."""
-    return is_labelled(loader.source) and not is_multi_label(loader.source)
+    """Whether images have one label each, so that a classifier can measure the features."""
+    source = loader.source
+    if not is_labelled(source) or is_multi_label(source):
+        return False
+    return all(count_labels(source, split_indices(source, s)).any() for s in ("train", "val"))
 
 
 def adapt_backbone(learner: Learner, loader: Loader) -> ViT:
@@ -132,14 +143,14 @@ def probe_backbone(recipe: Recipe, backbone: ViT, loader: Loader) -> dict[str, A
 
     The heads are fitted on training images and measured on validation images. None without labels.
     """
-    loader = loader.as_single_process()
     if not can_probe(loader):
         return None
     torch.manual_seed(recipe.train.seed)
     random = ViT(recipe.vit).to(loader.device)
     adapt_norms(random, loader)
-    trained = probe_features(backbone, loader)
-    return {**trained, "random": probe_features(random, loader)}
+    labelled = loader.with_labels()
+    trained = probe_features(backbone, labelled)
+    return {**trained, "random": probe_features(random, labelled)}
 
 
 def probe_features(backbone: ViT, loader: Loader) -> dict[str, Any]:
@@ -152,7 +163,8 @@ def probe_features(backbone: ViT, loader: Loader) -> dict[str, Any]:
     rows = []
     for fraction in FRACTIONS:
         chosen = choose_fraction(train.labels, fraction)
-        fit = fit_logistic(train.x[chosen], train.labels[chosen], count)
+        with limit_threads(1):  # small matrices, for which threads only cost time
+            fit = fit_logistic(train.x[chosen], train.labels[chosen], count)
         correct = (val.x @ fit.weight.T + fit.bias).argmax(dim=1) == val.labels
         rate = float(correct.double().mean())
         interval = list(wilson_interval(rate, len(val.labels)))

@@ -118,8 +118,14 @@ def resume_run(
 
         recipe = settings_from_dict(Recipe, world.on_leader(read))
         config = recipe.data
-        part = config.labelled if recipe.pretrain is None else 1.0
-        source = open_on_all_ranks(recipe.source, config.columns, config.labels, world, part)
+        source = open_on_all_ranks(
+            recipe.source,
+            config.columns,
+            config.labels,
+            world,
+            config.labelled,
+            recipe.pretrain is not None,
+        )
         loader = make_loader(recipe, source, target, world)
         checksum = shared_fingerprint(source, world)
         learner, stored, fresh = load_learner(

@@ -12,7 +12,7 @@ from vitrail import files
 from vitrail.arguments import check_arguments
 from vitrail.data.config import Preprocess
 from vitrail.data.loader import Loader
-from vitrail.data.source import Source, is_labelled
+from vitrail.data.source import Source, label_kind
 from vitrail.data.split import keep_labels
 from vitrail.pretraining.config import TeacherConfig
 from vitrail.run.build import make_learner, make_loader
@@ -160,7 +160,8 @@ def start_run(
     if source is None and request.method is not None:
         source, reason = open_images(request.data, request.columns, request.labels, world)
         why = [reason] if reason else []
-        request = request.with_labels("none" if not is_labelled(source) else request.labels)
+        kind = label_kind(source)
+        request = request.with_labels(kind if kind in ("none", "partial") else request.labels)
     elif source is None:
         source = open_on_all_ranks(
             request.data, request.columns, request.labels, world, request.labelled

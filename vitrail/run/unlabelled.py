@@ -6,10 +6,12 @@ from typing import Any
 from vitrail.data.config import AUGMENT_PRESETS, Augment, Columns, LabelKind, Preprocess
 from vitrail.data.open import open_data
 from vitrail.data.source import Source
+from vitrail.data.sources.table import MissingLabel
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.pretraining.config import Method, PretrainConfig
 from vitrail.run import auto
+from vitrail.run.dataset import open_on_all_ranks
 from vitrail.run.recipe import settings_to_dict
 from vitrail.training.distributed import World
 
@@ -25,23 +27,20 @@ def open_images(
 ) -> tuple[Source, str]:
     """Opens images with the labels that they have, or without; and says which."""
 
-    def choose() -> tuple[LabelKind | None, str]:
-        if labels is not None:
-            return labels, ""
+    def find_labels(kind: LabelKind | None) -> tuple[LabelKind | None, str]:
         try:
-            source = open_data(data, columns=columns, progress=world.is_leader)
+            source = open_data(data, columns=columns, labels=kind, progress=world.is_leader)
+        except MissingLabel:
+            return find_labels("partial")
         except UserError as error:
             open_data(data, columns=columns, labels="none", progress=world.is_leader)
             return "none", f"labels: none ({error})"
         if "not in a class folder" in source.ignored.values():
             return "none", "labels: none, as some images are not in a class folder"
-        return None, "labels: only measure the features; training does not see them"
+        return kind, "labels: only measure the features; training does not see them"
 
-    kind, why = world.on_leader(choose)
-    source = world.leader_first(
-        lambda: open_data(data, columns=columns, labels=kind, progress=world.is_leader)
-    )
-    return source, why
+    kind, why = world.on_leader(lambda: (labels, "") if labels else find_labels(None))
+    return open_on_all_ranks(data, columns, kind, world, pretraining=True), why
 
 
 def choose_pretraining(

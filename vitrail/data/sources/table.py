@@ -39,6 +39,10 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 PATH_COLUMNS = ("path", "file_name", "filename", "image_id", "image", "id")
 
 
+class MissingLabel(UserError):
+    """A row has no label."""
+
+
 @dataclass(frozen=True)
 class Table:
     """A table in a tree of files."""
@@ -71,19 +75,21 @@ def open_tables(
     unlabelled = 0
     for table in tables:
         for row, (file, label, part) in read_rows(tree, table.name, columns, labels):
-            if labels == "partial" and label in (None, ""):
+            if labels == "partial" and is_empty(label):
                 unlabelled += 1
                 continue
             try:
                 reader.add(table, row, file, UNLABELLED if labels == "none" else label, part)
             except UserError as error:
-                raise UserError(f"{table.name}, row {row}: {error}") from error
+                kind = MissingLabel if isinstance(error, MissingLabel) else UserError
+                raise kind(f"{table.name}, row {row}: {error}") from error
     title = " or ".join(table.name for table in tables)
     if not reader.paths:
         where = tree.path / title
         if unlabelled:
             raise UserError(
-                f"no row of {where} has a label; `vitrail pretrain` learns without them"
+                f"no row of {where} has a label; `vitrail pretrain` learns without them, if "
+                f"`data.labels` is omitted"
             )
         raise UserError(f"{where} has no rows; expected a path and a label in each row")
     if "" in reader.splits and any(reader.splits):
@@ -219,8 +225,8 @@ def is_valid_path(path: str) -> bool:
 def parse_label(label: object) -> str:
     if isinstance(label, int) and not isinstance(label, bool):
         return str(label)
-    if label is None or label == "":
-        raise UserError(
+    if is_empty(label):
+        raise MissingLabel(
             "the label is missing; if images without labels should help, set "
             "`data.labels='partial'`"
         )
@@ -230,9 +236,11 @@ def parse_label(label: object) -> str:
         )
     if not isinstance(label, str):
         raise UserError(f"label {label!r} is neither a string nor an integer")
-    if not normalise_name(label):
-        raise UserError("the label is missing")
     return normalise_name(label)
+
+
+def is_empty(label: object) -> bool:
+    return label is None or (isinstance(label, str) and not normalise_name(label))
 
 
 def parse_split(split: object) -> str:
@@ -332,8 +340,9 @@ def read_jsonl_rows(
         keys = (columns.path, columns.split or "split")
         others = {name: value for name, value in entry.items() if name not in keys}
         if by_class is None:
-            by_class = columns.label not in entry
-            check_columns(list(entry), path, columns, labels, looks_binary(others.values()))
+            first = {**entry, columns.label: None} if labels == "partial" else entry
+            by_class = columns.label not in first
+            check_columns(list(first), path, columns, labels, looks_binary(others.values()))
         if columns.split and columns.split not in entry:
             raise UserError(f"{path.name}, row {row}: {columns.split!r} is missing")
         cells = (

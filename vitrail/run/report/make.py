@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from vitrail import files
 from vitrail.arguments import check_arguments
 from vitrail.data.loader import Loader
-from vitrail.data.open import open_data
 from vitrail.data.preprocess import preprocess
 from vitrail.data.preview import choose_per_class, load_or_none, preview_augmentation
 from vitrail.data.source import Source, Split, fingerprint, split_indices
@@ -31,6 +30,7 @@ from vitrail.model.cost import count_macs
 from vitrail.model.vit import ViT
 from vitrail.run import auto
 from vitrail.run.build import make_loader
+from vitrail.run.dataset import open_run_data
 from vitrail.run.report.explanations import explain_samples
 from vitrail.run.report.gallery import MAX_TABLE_CLASSES
 from vitrail.run.report.multi_label import evaluate_for_report
@@ -168,11 +168,10 @@ def reopen_data(record: Record, trained: TrainedModel | None) -> tuple[Source | 
     if name in DATASETS and not is_present(name):
         return None, f"the data set {name} is not on this machine"
     try:
-        source = open_data(
-            name, columns=record.recipe.data.columns, labels=record.recipe.data.labels
-        )
-        if record.recipe.pretrain is None:
-            source = keep_labels(source, record.recipe.data.labelled)
+        data, pretraining = record.recipe.data, record.recipe.pretrain is not None
+        source = open_run_data(name, data.columns, data.labels, pretraining)
+        if not pretraining:
+            source = keep_labels(source, data.labelled)
     except UserError as error:
         return None, str(error)
     if trained is not None and trained[1].data.fingerprint != fingerprint(source):

@@ -28,13 +28,13 @@ from vitrail.insight.learned import feature_pca
 from vitrail.model.cost import count_parameters
 from vitrail.model.vit import ViT
 from vitrail.pretraining.objective import PatchFeatures
+from vitrail.run.quality import SEARCHED
 from vitrail.run.rebuilt import HIDDEN, IMAGES, REBUILT, TRUE, join_strip, list_strips
 from vitrail.run.recipe import Recipe, recipe_to_toml
 from vitrail.run.report.page import ReportFigure, describe_progress
 from vitrail.run.storage.record import REPORT, Record
 
 QUERIES, NEAREST = 8, 5  # images whose neighbours are shown, and how many of them
-SEARCHED = 1000  # validation images that the neighbours are searched among
 STRIP_HEIGHT = 96  # pixels, at least, of an image in a strip
 CURVES = {"loss": ("train_loss", "val_loss"), "rank": ("val_rank",), "knn": ("val_knn",)}
 NAMES = {"train_loss": "training", "val_loss": "validation", "val_rank": "rank", "val_knn": "k-NN"}
