@@ -109,6 +109,8 @@ def main(settings: Settings) -> None:
         raise UserError(f"{', '.join(missing)} not installed; `make bench` installs all peers")
     tuned = sum(entry.minutes for entry in settings.finetune.entries())
     requested: dict[Name, float] = {"accuracy": settings.accuracy.total, "finetune": tuned}
+    if "accuracy" in settings.names:
+        print(settings.accuracy.describe_cost(), file=sys.stderr)
     minutes = {name: (MINUTES | requested)[name] for name in settings.names}
     results: dict[Name, dict[str, Any]] = {}
     pages: list[str] = []

@@ -1,37 +1,37 @@
 """Accuracy over time: Vitrail's default against each peer's model and recipe, at equal minutes.
 
-Every entry is one training run in its own process; its result is a JSON file in the work folder.
-Finished entries are not repeated.
+Every entry is one training run in its own process on its own cores; its result is a JSON file in
+the work folder. Finished entries are not repeated: the same command with the same work folder, or a
+copy of its JSON files on another machine, continues where it stopped.
+
+The ConvNet and the best ViT peer train for shorter or longer times too, each with a schedule that
+ends there, until two of them bracket our accuracy.
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from bench.measure import OnProgress
-from bench.process import ROOT
-from bench.recipes import CONVNET, RECIPES
-from bench.report import describe_code
+from bench.pairs import Cores, Job, available_cores, run_job
+from bench.recipes import CONVNET, RECIPES, Rate
+from bench.report import describe_environment
 from vitrail.errors import UserError
 from vitrail.files import write_file
+from vitrail.model.config import ViTConfig
 
 OURS, PLAIN = "vitrail", "vitrail, plain ViT"
 PLAIN_FLAGS = ("--model", "Nano/4", "--vit.positions", "sincos", "--vit.pool", "avg")
-CORES = len(os.sched_getaffinity(0))
 SHORTER = (0.5, 0.25)  # fractions of the minutes; Vitrail also trains for these, with one seed
 MIN_MINUTES = 1.0  # start, planning and test take too large a part of anything shorter
-# waiting threads sleep instead of spinning, as in `vitrail train` on a shared machine; for all
-ENVIRONMENT = {"GOMP_SPINCOUNT": "0"}
+OVERHEAD = 0.5  # minutes of a peer beside its training: imports, images, evaluations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,34 +39,38 @@ class AccuracySettings:
     minutes: float = 10  # only for accuracy: training time of each entry
     set: tuple[str, ...] = ("cifar10", "fashion-mnist")  # only for accuracy: built-in data sets
     seeds: int = 3  # only for accuracy: Vitrail's runs, each with its own random seed
-    jobs: int = 1  # only for accuracy: entries at the same time; they share the cores equally
+    jobs: int = 1  # only for accuracy: entries at the same time, each on its share of the cores
     peers: tuple[str, ...] = tuple(RECIPES)  # only for accuracy: contenders beside Vitrail
-    # only for accuracy: the best ViT peer and the ConvNet train for so many times the minutes too,
-    # if they do not reach our accuracy within them
-    longer: float = 4
+    # only for accuracy: learning rates of the ViT peers; best: of an earlier, shorter search
+    rates: tuple[Rate, ...] = ("published", "best")
+    # only for accuracy: the ConvNet and the best ViT peer also train for these multiples of the
+    # minutes, as far as needed to find the time that they need for our accuracy
+    times: tuple[float, ...] = (0.25, 0.5, 2)
     work: Path = Path("runs/bench-accuracy")  # only for accuracy: folder of finished entries
 
     def __post_init__(self) -> None:
         if unknown := set(self.peers) - RECIPES.keys():
             raise UserError(f"unknown peer {min(unknown)!r}; choose from {', '.join(RECIPES)}")
-        if not self.longer >= 1:
-            raise UserError(f"{self.longer:g} times longer; give at least 1")
+        if wrong := [time for time in self.times if not time > 0]:
+            raise UserError(f"`times` has {wrong[0]:g}; every number must be greater than 0")
         if not self.minutes > 0 or self.seeds < 1 or not self.set or self.jobs < 1:
             raise UserError(
                 f"{self.minutes:g} minutes, {self.seeds} seeds, {self.jobs} jobs, "
                 f"{len(self.set)} data sets; every number must be greater than 0"
             )
-        if self.jobs > CORES:
-            raise UserError(f"{self.jobs} jobs on {CORES} cores; use at most {CORES} jobs")
+        if not self.rates:
+            raise UserError("no `rates`; give at least one of published, best and all")
+        if self.jobs > (cores := len(available_cores())):
+            raise UserError(f"{self.jobs} jobs on {cores} cores; use at most {cores} jobs")
 
     @property
     def threads(self) -> int:
         """Per entry."""
-        return CORES // self.jobs
+        return len(available_cores()) // self.jobs
 
     @property
     def total(self) -> float:
-        """Minutes of all entries, without the peers' evaluations and longer runs."""
+        """Minutes of all entries, without the peers' evaluations and other training times."""
         return sum(entry.minutes for entry in self.entries())
 
     def entries(self) -> list["Entry"]:
@@ -78,9 +82,20 @@ class AccuracySettings:
             entries += [replace(entry, minutes=m) for m in shorter if m >= MIN_MINUTES]
             entries.append(replace(entry, contender=PLAIN))
             for peer in self.peers:
-                rates = sorted({RECIPES[peer].lr, *RECIPES[peer].rates})
+                rates = RECIPES[peer].learning_rates(data, self.rates)
                 entries += [replace(entry, contender=peer, lr=lr) for lr in rates]
         return entries
+
+    def describe_cost(self) -> str:
+        """Entries that are not finished, and how long they take."""
+        entries = [entry for entry in self.entries() if not (self.work / entry.file).is_file()]
+        others = max(sum(t for t in self.times if t < 1), sum(t for t in self.times if t > 1))
+        hours = sum(entry.minutes + OVERHEAD for entry in entries) / self.jobs / 60
+        more = 2 * len(self.set) * others * self.minutes / self.jobs / 60
+        return (
+            f"accuracy: {len(entries)} entries take about {hours:.1f} hours, the ConvNet and the "
+            f"best ViT peer for other times up to {more:.1f} more; finished entries: {self.work}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,81 +119,93 @@ class Entry:
 def run(settings: AccuracySettings, progress: OnProgress) -> dict[str, Any]:
     work = settings.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
+    cores, stop = Cores(settings.jobs, settings.threads), threading.Event()
     entries = settings.entries()
-    minutes, stop = dict.fromkeys(entries, 0.0), threading.Event()
+    minutes, results = dict.fromkeys(entries, 0.0), dict[Entry, dict[str, Any]]()
 
     def advance(entry: Entry, fraction: float) -> None:
         if stop.is_set():
             raise UserError(f"{entry} was stopped")  # which terminates its process
         minutes[entry] = min(1.0, fraction) * entry.minutes
-        total = sum(entry.minutes for entry in entries)  # grows by the longer runs
-        progress(sum(minutes.values()) / total, str(entry))
+        progress(sum(minutes.values()) / sum(entry.minutes for entry in minutes), str(entry))
 
     def run_entry(entry: Entry) -> dict[str, Any]:
         path = work / entry.file
         if not path.is_file():
             train = train_vitrail if entry.contender in (OURS, PLAIN) else train_peer
-            train(entry, path, partial(advance, entry))
+            with cores.take() as share:
+                train(entry, path, share, partial(advance, entry))
         advance(entry, 1.0)
         result: dict[str, Any] = json.loads(path.read_text())
         return result
 
     pool = ThreadPoolExecutor(settings.jobs)
     try:
-        results = list(pool.map(run_entry, entries))
-        extended = extend_entries(settings, entries, results)
-        entries += extended
-        results += pool.map(run_entry, extended)
+        while entries:
+            minutes |= dict.fromkeys(entries, 0.0)
+            results |= zip(entries, pool.map(run_entry, entries), strict=True)
+            entries = [e for data in settings.set for e in next_entries(settings, data, results)]
     except (KeyboardInterrupt, SystemExit):
         stop.set()
         raise
     finally:
         pool.shutdown(cancel_futures=True)  # after an error, running entries finish
-    sets: dict[str, list[dict[str, Any]]] = {data: [] for data in settings.set}
-    for entry, result in zip(entries, results, strict=True):
-        sets[entry.data].append(result)
     return {
         "minutes": settings.minutes,
         "jobs": settings.jobs,
         "threads": settings.threads,
-        "sets": sets,
+        "sets": {data: [r for e, r in results.items() if e.data == data] for data in settings.set},
     }
 
 
-def extend_entries(
-    settings: AccuracySettings, entries: list[Entry], results: list[dict[str, Any]]
+def next_entries(
+    settings: AccuracySettings, data: str, results: dict[Entry, dict[str, Any]]
 ) -> list[Entry]:
-    """Longer runs of the best ViT peer and of the ConvNet, where they are below all our seeds."""
-    extended = []
-    for data in settings.set if settings.longer > 1 else ():
-        scores = {
-            e: r["val"] or 0.0 for e, r in zip(entries, results, strict=True) if e.data == data
+    """The next training time of the ConvNet and of the best ViT peer at its best learning rate."""
+    finished = {entry: result for entry, result in results.items() if entry.data == data}
+    usual = [entry for entry in finished if entry.minutes == settings.minutes]
+    level = mean(finished[entry]["test"] for entry in usual if entry.contender == OURS)
+    vits = [e for e in usual if e.contender not in (OURS, PLAIN, CONVNET)]
+    best = sorted(vits, key=lambda entry: finished[entry]["val"] or 0.0)[-1:]
+    entries = []
+    for rival in best + [entry for entry in usual if entry.contender == CONVNET]:
+        reached = {
+            entry.minutes / settings.minutes: (result["test"] or 0.0) >= level
+            for entry, result in finished.items()
+            if replace(entry, minutes=rival.minutes) == rival
         }
-        usual = {e: score for e, score in scores.items() if e.minutes == settings.minutes}
-        level = min(score for e, score in usual.items() if e.contender == OURS)
-        vits = [e for e in usual if e.contender not in (OURS, PLAIN, CONVNET)]
-        others = sorted(vits, key=usual.__getitem__)[-1:]
-        others += [e for e in usual if e.contender == CONVNET]
-        minutes = settings.longer * settings.minutes
-        extended += [replace(e, minutes=minutes) for e in others if usual[e] < level]
-    return extended
+        time = next_time(reached, settings.times)
+        entries += [replace(rival, minutes=time * settings.minutes)] if time else []
+    return entries
 
 
-def train_vitrail(entry: Entry, path: Path, on_progress: Callable[[float], None]) -> None:
+def next_time(reached: dict[float, bool], times: Sequence[float]) -> float | None:
+    """The longest of `times` between the longest one too short and the shortest one that reached.
+
+    If none has reached our accuracy, that is the longest of all, which shows whether any does.
+    """
+    high = min((time for time, enough in reached.items() if enough), default=float("inf"))
+    low = max((time for time, enough in reached.items() if not enough and time < high), default=0)
+    return max((time for time in times if low < time < high), default=None)
+
+
+def train_vitrail(
+    entry: Entry, path: Path, cores: Sequence[int], on_progress: Callable[[float], None]
+) -> None:
     """Runs `vitrail train SET --minutes M --from none`; the curve comes from the run's log."""
-    from vitrail.model.config import ViTConfig
     from vitrail.model.cost import count_parameters
     from vitrail.run.recipe import read_recipe, settings_from_dict
     from vitrail.run.storage.journal import read_journal
 
-    folder, code = path.with_suffix(""), describe_code()
+    folder, environment = path.with_suffix(""), describe_environment(len(cores))
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted entry
     command = ["vitrail", "train", entry.data, "--minutes", f"{entry.minutes:g}"]
     command += ["--seed", str(entry.seed), "--out", str(folder), "--from", "none"]
     command += PLAIN_FLAGS if entry.contender == PLAIN else ()
-    run_module(command, entry, path, on_progress)
+    run_module(command, entry, path, cores, on_progress)
     metrics = json.loads((folder / "metrics.json").read_text())
     recipe = read_recipe(folder / "recipe.toml")
+    vit = settings_from_dict(ViTConfig, recipe["vit"])
     curve = [
         [line["seconds"], line["val_accuracy"]]
         for line in read_journal(folder / "log.jsonl")
@@ -189,44 +216,47 @@ def train_vitrail(entry: Entry, path: Path, on_progress: Callable[[float], None]
         "lr": recipe["train"]["lr"],
         "seed": entry.seed,
         "minutes": entry.minutes,
-        "parameters": count_parameters(settings_from_dict(ViTConfig, recipe["vit"])),
+        "parameters": count_parameters(vit),
+        "precision": describe_precision(vit, recipe["train"]["precision"]),
         "batch": recipe["train"]["batch"],
         "steps": metrics["steps"],
         "seconds": metrics["seconds"],
         "curve": curve,
         "val": metrics["val"]["accuracy"],
         "test": metrics["test"]["accuracy"],
-        **code,
+        **environment,
     }
     write_file(path, json.dumps(result, indent=1) + "\n")
 
 
-def train_peer(entry: Entry, path: Path, on_progress: Callable[[float], None]) -> None:
+def describe_precision(vit: ViTConfig, precision: str) -> str:
+    """The dtype of the blocks and, where it differs, of the convolutions before them."""
+    import torch
+
+    from vitrail.training.learner import compute_dtype, convolution_dtype
+
+    cpu = torch.device("cpu")
+    blocks, stem = compute_dtype(precision, cpu), convolution_dtype(precision, cpu)
+    dtypes = [stem, blocks] if stem and vit.stem != "patch" else [blocks]
+    return " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def train_peer(
+    entry: Entry, path: Path, cores: Sequence[int], on_progress: Callable[[float], None]
+) -> None:
     job = asdict(entry)
     job["peer"] = job.pop("contender")
     del job["threads"]
-    run_module(["bench.train_peer", json.dumps(job), str(path)], entry, path, on_progress)
+    run_module(["bench.train_peer", json.dumps(job), str(path)], entry, path, cores, on_progress)
 
 
 def run_module(
-    command: list[str], entry: Entry, path: Path, on_progress: Callable[[float], None]
+    command: Sequence[str],
+    entry: Entry,
+    path: Path,
+    cores: Sequence[int],
+    on_progress: Callable[[float], None],
 ) -> None:
     """Runs a Python module to its end; its output goes to a log beside the result."""
-    log, start = path.with_suffix(".log"), time.monotonic()
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", *command],
-            env=os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": str(entry.threads)},
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            while process.poll() is None:
-                on_progress((time.monotonic() - start) / (60 * entry.minutes))
-                time.sleep(0.5)
-        finally:
-            process.terminate()
-            process.wait()
-    if process.returncode:
-        raise UserError(f"{entry} failed with exit code {process.returncode}; see {log}")
+    job = Job(path=path, log=path.with_suffix(".log"), command=tuple(command))
+    run_job(job, cores, lambda seconds: on_progress(seconds / (60 * entry.minutes)))

@@ -1,12 +1,14 @@
-"""Trainings of one core each that are not repeated, and the differences between pairs of them."""
+"""Trainings on their own cores that are not repeated, and the differences between pairs of them."""
 
 import json
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,22 +29,39 @@ class Job:
     checkout: Path = ROOT
 
 
+class Cores:
+    """Shares of the available cores for jobs at the same time, which no two jobs have in common."""
+
+    def __init__(self, parallel: int, each: int = 1):
+        available = available_cores()
+        if parallel * each > len(available):
+            raise UserError(f"{parallel} jobs on {len(available)} cores; lower `jobs`")
+        self.free: SimpleQueue[list[int]] = SimpleQueue()
+        for number in range(parallel):
+            self.free.put(available[number * each : (number + 1) * each])
+
+    @contextmanager
+    def take(self) -> Iterator[list[int]]:
+        """Waits for a share, which is free again after the `with` block."""
+        share = self.free.get()
+        try:
+            yield share
+        finally:
+            self.free.put(share)
+
+
+def available_cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
 def run_jobs(jobs: Sequence[Job], parallel: int) -> list[dict[str, Any]]:
-    """The results of all jobs; those that exist are not run again."""
-    cores: SimpleQueue[int] = SimpleQueue()
-    available = sorted(os.sched_getaffinity(0))
-    if parallel > len(available):
-        raise UserError(f"{parallel} jobs on {len(available)} cores; lower `jobs`")
-    for core in available[:parallel]:
-        cores.put(core)
+    """The results of all jobs, of one core each; those that exist are not run again."""
+    cores = Cores(parallel)
 
     def run(job: Job) -> dict[str, Any]:
         if not job.path.is_file():
-            core = cores.get()
-            try:
-                run_job(job, core)
-            finally:
-                cores.put(core)
+            with cores.take() as share:
+                run_job(job, share)
         result: dict[str, Any] = json.loads(job.path.read_text())
         return result
 
@@ -50,20 +69,35 @@ def run_jobs(jobs: Sequence[Job], parallel: int) -> list[dict[str, Any]]:
         return list(pool.map(run, jobs))
 
 
-def run_job(job: Job, core: int) -> None:
-    """Runs a job to its end on one core; its output goes to its log."""
+def run_job(
+    job: Job, cores: Sequence[int], on_wait: Callable[[float], None] = lambda seconds: None
+) -> None:
+    """Runs a job to its end on these cores; its output goes to its log.
+
+    `on_wait` gets the seconds since the start, twice a second; its error terminates the job.
+    """
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    module, *arguments = job.command
+    start = time.monotonic()
+    pinned = ["taskset", "-c", ",".join(map(str, cores))]
+    # waiting threads sleep instead of spinning, as in `vitrail train` on a shared machine
+    environment = {"GOMP_SPINCOUNT": "0", "OMP_NUM_THREADS": str(len(cores))}
     with job.log.open("w") as output:
-        ended = subprocess.run(
-            ["taskset", "-c", str(core), sys.executable, "-W", "ignore", "-m", module, *arguments],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(job.checkout)},
+        process = subprocess.Popen(
+            [*pinned, sys.executable, "-W", "ignore", "-m", *job.command],
+            env=os.environ | environment | {"PYTHONPATH": str(job.checkout)},
             cwd=job.checkout,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    if ended.returncode:
-        raise UserError(f"a training failed with exit code {ended.returncode}; see {job.log}")
+        try:
+            while process.poll() is None:
+                on_wait(time.monotonic() - start)
+                time.sleep(0.5)
+        finally:
+            process.terminate()
+            process.wait()
+    if process.returncode:
+        raise UserError(f"a training failed with exit code {process.returncode}; see {job.log}")
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:

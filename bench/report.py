@@ -184,14 +184,15 @@ def profile_table(profile: dict[str, Any]) -> str:
 
 
 def format_origin(result: dict[str, Any]) -> str:
-    """Machine, versions and commits; the entries of an accuracy benchmark may have several."""
-    machine = result["machine"]
+    """Machines, versions and commits; the entries of an accuracy benchmark may have several."""
     entries = [entry for group in result.get("sets", {}).values() for entry in group] or [result]
     used = [entry["versions"] for entry in entries if "versions" in entry] or [result["versions"]]
     listed = (", ".join(f"{name} {number}" for name, number in one.items()) for one in used)
+    machines = [entry.get("machine", result["machine"])["cpu"] for entry in entries]
     commits = list(dict.fromkeys(entry.get("commit", "unknown") for entry in entries))
     return (
-        f"{machine['cpu']}, {machine['threads']} threads; {' or '.join(dict.fromkeys(listed))}; "
+        f"{' or '.join(dict.fromkeys(machines))}, {result['machine']['threads']} threads; "
+        f"{' or '.join(dict.fromkeys(listed))}; "
         f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}."
     )
 

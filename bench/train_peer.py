@@ -2,7 +2,8 @@
 
 Vitrail's loader delivers the same images from memory, with the same split and normalisation. The
 schedule follows a clock that stops during evaluation; the best weights on the validation split are
-restored for the test.
+restored for the test. The ConvNet trains in bfloat16 where our convolutions do, and is evaluated in
+float32.
 """
 
 import copy
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 from bench.peers import PEERS
 from bench.process import report_errors
 from bench.recipes import CONVNET, RECIPES, Recipe, learning_rate
-from bench.report import describe_code
+from bench.report import describe_environment
 from bench.resnet9 import ResNet9
 from bench.tutorial import TutorialViT
 from vitrail.data.config import DataConfig, Preprocess
@@ -36,6 +37,7 @@ from vitrail.model.config import ViTConfig
 from vitrail.model.cost import count_parameters
 from vitrail.run import auto
 from vitrail.run.recipe import settings_from_dict
+from vitrail.training.learner import convolution_dtype
 
 MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {
     **PEERS,
@@ -82,6 +84,7 @@ def train_peer_model(job: PeerJob) -> dict[str, Any]:
         "minutes": job.minutes,
         "parameters": count,
         "batch": recipe.batch,
+        "precision": str(training_dtype(job.peer)).removeprefix("torch."),
         "origin": recipe.origin,
         **result,
     }
@@ -96,12 +99,19 @@ def choose_model(source: Source) -> tuple[ViTConfig, Preprocess]:
     return vit, Preprocess(size=vit.image, **chosen["preprocess"])
 
 
+def training_dtype(peer: str) -> torch.dtype:
+    """Of the ConvNet as of our stems: bfloat16 on a CPU with such units, 1.8 times as fast."""
+    dtype = convolution_dtype("auto", torch.device("cpu")) if peer == CONVNET else None
+    return dtype or torch.float32
+
+
 def train_for_minutes(
     model: nn.Module, loader: Loader, recipe: Recipe, job: PeerJob
 ) -> dict[str, Any]:
     """Trains until the minutes are over or the loss is not finite."""
     limit = 60 * job.minutes
     optimizer, batches = make_optimizer(model, recipe, job.lr), loader.training()
+    dtype = training_dtype(job.peer)
     best, curve = -1.0, []
     best_weights: dict[str, Any] = {}
     clock, step, next_evaluation, finite = 0.0, 0, 1, True
@@ -116,7 +126,8 @@ def train_for_minutes(
         if done >= 1:
             break
         start = time.perf_counter()
-        finite = train_step(model, optimizer, batches, recipe, learning_rate(done, recipe, job.lr))
+        lr = learning_rate(done, recipe, job.lr)
+        finite = train_step(model, optimizer, batches, recipe, lr, dtype)
         clock += time.perf_counter() - start
         step += 1
     if best_weights:
@@ -145,6 +156,7 @@ def train_step(
     batches: Iterator[Batch],
     recipe: Recipe,
     lr: float,
+    dtype: torch.dtype,
 ) -> bool:
     """Returns whether the loss is finite; if it is not, the weights stay as they are."""
     batch = next(batches)
@@ -152,8 +164,9 @@ def train_step(
         group["lr"] = lr
     model.train()
     optimizer.zero_grad()
-    output = model(batch.images)
-    loss = F.cross_entropy(output, batch.targets, label_smoothing=recipe.smoothing)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        output = model(batch.images)
+    loss = F.cross_entropy(output.float(), batch.targets, label_smoothing=recipe.smoothing)
     if not loss.isfinite():
         return False
     loss.backward()
@@ -175,9 +188,9 @@ def measure_accuracy(model: nn.Module, loader: Loader, split: Split) -> float:
 
 def main(job: str, out: str) -> None:
     """The process itself: takes a job as JSON, and writes the result to a file."""
-    code = describe_code()
+    environment = describe_environment(torch.get_num_threads())
     result = train_peer_model(PeerJob(**json.loads(job)))
-    write_file(Path(out), json.dumps({**result, **code}, indent=1) + "\n")
+    write_file(Path(out), json.dumps({**result, **environment}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch import nn
 from bench import guard, ideas, tournament
 from bench.guard import GuardSettings
 from bench.ideas import IDEAS
-from bench.pairs import Job, format_difference, paired_difference, run_jobs
+from bench.pairs import Job, available_cores, format_difference, paired_difference, run_jobs
 from bench.tournament import TournamentSettings
 from bench.trial import Trial, expected_steps, run_trial
 from vitrail.data import augment
@@ -65,6 +65,36 @@ def test_a_job_is_run_once_and_its_failure_names_the_log(tmp_path):
         run_jobs([job], 1)
     with pytest.raises(UserError, match="lower `jobs`"):
         run_jobs([job], 1000)
+
+
+def test_jobs_at_the_same_time_run_on_different_cores(tmp_path, monkeypatch):
+    """Each waits for the other, so that both run at the same time, and prints its cores."""
+    if len(available_cores()) < 2:
+        pytest.skip("needs two cores")
+    path = tmp_path / "report_cores.py"
+    path.write_text(
+        "import json, os, pathlib, sys, time\n"
+        "mine, other = map(pathlib.Path, sys.argv[1:])\n"
+        "threads = os.environ['OMP_NUM_THREADS']\n"
+        "mine.write_text(json.dumps([sorted(os.sched_getaffinity(0)), threads]))\n"
+        "while not other.exists():\n    time.sleep(0.05)\n"
+    )
+    jobs = [
+        Job(
+            path=tmp_path / f"{mine}.json",
+            log=tmp_path / f"{mine}.log",
+            command=(
+                "report_cores",
+                str(tmp_path / f"{mine}.json"),
+                str(tmp_path / f"{other}.json"),
+            ),
+            checkout=tmp_path,
+        )
+        for mine, other in ("ab", "ba")
+    ]
+    first, second = run_jobs(jobs, 2)
+    assert first != second and {len(first[0]), len(second[0])} == {1}
+    assert first[1] == second[1] == "1"
 
 
 def test_alternating_flips_flip_every_image_in_every_second_epoch(patched):

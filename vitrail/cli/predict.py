@@ -107,6 +107,11 @@ def predict(
         return
     if on != "local" or part is not None:
         raise UserError(f"`{'part' if on == 'local' else 'on'}` needs `out`; give a folder or URL")
+    if data is not None and views != 1:
+        raise UserError(
+            "`views` are calibrated with the validation images of the training data; omit `views` "
+            "or `data`"
+        )
     classifier = load_classifier(model, head, device, engine, preprocess, vit, views)
     promises = check_promises(classifier, coverage, abstain, data)
     if data is not None and isinstance(classifier, vitrail.Classifier):

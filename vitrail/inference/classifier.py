@@ -196,7 +196,8 @@ class Classifier:
     def with_views(self, views: int) -> Self:
         """The same classifier, whose logits are the mean over several views of each image.
 
-        Its temperature is fitted again, on the validation images of the training data.
+        Its temperature, prediction sets and abstention are fitted again, on the validation images
+        of the training data. It does not flag odd images.
 
         Args:
             views: 1 is the image, 2 adds its mirror image, up to 10 add shifts by a few pixels
@@ -234,11 +235,10 @@ class Classifier:
         import torch
 
         from vitrail.inference.torch_predictor import TorchPredictor
+        from vitrail.inference.views import without_views
 
-        predictor, rows = (
-            self.predictor,
-            [np.empty((0, self.model.config.feature_width), np.float32)],
-        )
+        predictor = without_views(self.predictor)
+        rows = [np.empty((0, self.model.config.feature_width), np.float32)]
         assert isinstance(predictor, TorchPredictor)
         for x in predictor.batches(as_images(images)):
             with torch.inference_mode(), predictor.autocast():

@@ -20,6 +20,7 @@ from vitrail.exporting.formats import FormatName
 from vitrail.inference.classifier import Classifier
 from vitrail.inference.prediction import ImageInput, as_images
 from vitrail.inference.predictor import Array, Predictor
+from vitrail.inference.views import without_views
 from vitrail.zoo.metadata import Metadata, check_version, decode_metadata
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class EngineClassifier(Classifier):
         (2, 32)
         """
         require_features(self)
-        predictor = self.predictor
+        predictor = without_views(self.predictor)
         assert isinstance(predictor, EnginePredictor)
         rows = [predictor.run(x)["features"] for x in predictor.batches(as_images(images))]
         assert self.metadata.vit is not None

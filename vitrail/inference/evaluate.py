@@ -138,9 +138,12 @@ class Evaluation:
             *describe_trust(self.trust),
         ]
 
-    def __repr__(self) -> str:
+    def _title(self) -> str:
         views = "" if self.views == 1 else f", {self.views} views of each"
-        lines = [f"Evaluation on {format_count(self.images, 'image')} ({self.split}{views})"]
+        return f"Evaluation on {format_count(self.images, 'image')} ({self.split}{views})"
+
+    def __repr__(self) -> str:
+        lines = [self._title()]
         lines += [f"  {name:<24} {value}" for name, value in self._summary()]
         lines.append(f"  {'lowest F1':<24} precision  recall     F1  images")
         for name, one in self.worst_classes[:WORST_CLASSES]:
@@ -159,8 +162,7 @@ class Evaluation:
         )
         header = "<th>class</th><th>precision</th><th>recall</th><th>F1</th><th>images</th>"
         return (
-            f"<p>Evaluation on {format_count(self.images, 'image')} ({self.split})</p>"
-            f"<table>{summary}</table><table><tr>{header}</tr>{rows}</table>"
+            f"<p>{self._title()}</p><table>{summary}</table><table><tr>{header}</tr>{rows}</table>"
         )
 
 
@@ -206,6 +208,8 @@ def evaluate(
     if predictor.multi_label is not None and (corruptions or foreign is not None):
         name = "corruptions" if corruptions else "foreign"
         raise UserError(f"`{name}` is for models with one class per image; leave it out")
+    if isinstance(predictor, ViewsPredictor) and foreign is not None:
+        raise UserError("`foreign` is measured on single images; omit `views` or `foreign`")
     with progress_bar("evaluating", len(split_indices(source, split))) as advance:
         outputs, labels, ids = compute_split_outputs(
             predictor, source, split, batch, skip_broken, advance

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vitrail.errors import UserError
+from vitrail.evaluation.calibration import Promise
 from vitrail.inference.prediction import ImageInput
 from vitrail.inference.predictor import Array, Predictor
 
@@ -33,6 +34,16 @@ class ViewsPredictor(Predictor):
         mean: Array = np.asarray(total) / self.views
         return mean
 
+    def promise(self, coverage: float | None = None, abstain: float | None = None) -> Promise:
+        """The thresholds of the mean logits, which a model file does not hold."""
+        if self.calibration is None and (coverage is not None or abstain is not None):
+            name = "abstain" if coverage is None else "coverage"
+            raise UserError(
+                f"`{name}` with `views` needs the validation images of the training data, which "
+                f"cannot be used; omit `views` or `{name}`"
+            )
+        return super().promise(coverage, abstain)
+
 
 def make_view(x: Array, number: int) -> Array:
     """One view of images (B, C, H, W): odd ones are mirrored, from the third on all are shifted."""
@@ -51,6 +62,11 @@ def shift_axis(x: Array, distance: int, axis: int) -> Array:
     return shifted
 
 
+def without_views(predictor: Predictor) -> Predictor:
+    """The predictor of the image alone."""
+    return predictor.single if isinstance(predictor, ViewsPredictor) else predictor
+
+
 def add_views(predictor: Predictor, views: int) -> Predictor:
     """The predictor with this number of views, calibrated again on the validation images.
 
@@ -58,23 +74,28 @@ def add_views(predictor: Predictor, views: int) -> Predictor:
     """
     if not isinstance(views, int) or isinstance(views, bool) or not 1 <= views <= MOST:
         raise UserError(f"`views` is {views!r}; give a whole number from 1 to {MOST}")
+    single = without_views(predictor)
     if views == 1:
-        return predictor
-    if predictor.multi_label is not None:
+        return single
+    if single.multi_label is not None:
         raise UserError("`views` need one label per image, this model has several; omit `views`")
     several = ViewsPredictor(
-        single=predictor,
+        single=single,
         views=views,
-        classes=predictor.classes,
-        preprocess=predictor.preprocess,
-        training_data=predictor.training_data,
+        classes=single.classes,
+        preprocess=single.preprocess,
+        training_data=single.training_data,
     )
-    return replace(several, temperature=fit_temperature_of_views(several))
+    return calibrate_views(several)
 
 
-def fit_temperature_of_views(several: ViewsPredictor) -> float | None:
-    """The temperature of the mean logits; None without validation images."""
-    from vitrail.evaluation.metrics import accuracy, fit_temperature
+def calibrate_views(several: ViewsPredictor) -> ViewsPredictor:
+    """Temperature, prediction sets and abstention of the mean logits; none without images.
+
+    Odd images are not told: the model file holds the features and logits of single images.
+    """
+    from vitrail.evaluation.metrics import accuracy
+    from vitrail.inference.calibrate import fit_outputs
     from vitrail.inference.evaluate import compute_validation_logits
 
     try:
@@ -82,11 +103,13 @@ def fit_temperature_of_views(several: ViewsPredictor) -> float | None:
         before, _ = compute_validation_logits(several.single)
     except UserError as error:
         log.warning(f"the probabilities of {several.views} views are not calibrated: {error}")
-        return None
+        return several
     single, mean = accuracy(before, labels), accuracy(logits, labels)
     if mean < single:
         log.warning(
             f"{several.views} views lower the accuracy on validation images from {single:.1%} to "
             f"{mean:.1%}; was this model trained without flips?"
         )
-    return fit_temperature(logits, labels)
+    name, classes = several.training_data.name, len(several.classes)
+    calibration, temperature = fit_outputs(logits, labels, classes, name, None)
+    return replace(several, temperature=temperature, calibration=calibration)
