@@ -193,9 +193,12 @@ def train_vitrail(
     entry: Entry, path: Path, cores: Sequence[int], on_progress: Callable[[float], None]
 ) -> None:
     """Runs `vitrail train SET --minutes M --from none`; the curve comes from the run's log."""
+    import torch
+
     from vitrail.model.cost import count_parameters
     from vitrail.run.recipe import read_recipe, settings_from_dict
     from vitrail.run.storage.journal import read_journal
+    from vitrail.training.learner import training_dtype
 
     folder, environment = path.with_suffix(""), describe_environment(len(cores))
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted entry
@@ -206,6 +209,7 @@ def train_vitrail(
     metrics = json.loads((folder / "metrics.json").read_text())
     recipe = read_recipe(folder / "recipe.toml")
     vit = settings_from_dict(ViTConfig, recipe["vit"])
+    dtype = training_dtype(recipe["train"]["precision"], torch.device("cpu"))
     curve = [
         [line["seconds"], line["val_accuracy"]]
         for line in read_journal(folder / "log.jsonl")
@@ -217,7 +221,7 @@ def train_vitrail(
         "seed": entry.seed,
         "minutes": entry.minutes,
         "parameters": count_parameters(vit),
-        "precision": describe_precision(vit, recipe["train"]["precision"]),
+        "precision": str(dtype).removeprefix("torch."),
         "batch": recipe["train"]["batch"],
         "steps": metrics["steps"],
         "seconds": metrics["seconds"],
@@ -227,18 +231,6 @@ def train_vitrail(
         **environment,
     }
     write_file(path, json.dumps(result, indent=1) + "\n")
-
-
-def describe_precision(vit: ViTConfig, precision: str) -> str:
-    """The dtype of the blocks and, where it differs, of the convolutions before them."""
-    import torch
-
-    from vitrail.training.learner import compute_dtype, convolution_dtype
-
-    cpu = torch.device("cpu")
-    blocks, stem = compute_dtype(precision, cpu), convolution_dtype(precision, cpu)
-    dtypes = [stem, blocks] if stem and vit.stem != "patch" else [blocks]
-    return " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def train_peer(

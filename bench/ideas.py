@@ -80,6 +80,12 @@ def iterate_less() -> None:
     optim.ITERATIONS = 3
 
 
+def orthogonalize_in_bfloat16() -> None:
+    """Newton-Schulz iterations in bfloat16 (Jordan et al., 2024)."""
+    orthogonalize = optim.orthogonalize
+    optim.orthogonalize = lambda x: orthogonalize(x.bfloat16()).float()
+
+
 def skip_whitening() -> None:
     """The first convolution starts at random."""
     train.whiten_stem = lambda recipe, learner, loader: None
@@ -190,6 +196,7 @@ IDEAS: dict[str, Idea] = {
     "alternating-flips": Idea(patch=alternate_flips),
     "momentum-warm-up": Idea(patch=warm_up_momentum),
     "three-iterations": Idea(patch=iterate_less, cost=True),
+    "bfloat16-muon": Idea(patch=orthogonalize_in_bfloat16, cost=True),
     "vectors-x2": Idea(patch=partial(scale_vector_rates, 2.0)),
     "vectors-x4": Idea(patch=partial(scale_vector_rates, 4.0)),
     "random-filters": Idea(patch=skip_whitening),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bench import accuracy, pairs, report, train_peer
-from bench.accuracy import AccuracySettings, Entry, describe_precision, next_time
+from bench.accuracy import AccuracySettings, Entry, next_time
 from bench.curves import accuracy_table, plot_accuracy, times_to
 from bench.recipes import LEARNING_RATES, RECIPES, Recipe, learning_rate
 from bench.report import render_plot
@@ -316,7 +316,7 @@ def test_the_convnet_has_the_published_size_and_learns(fast_clock):
 
 
 @pytest.mark.parametrize("units", [True, False])
-def test_the_convnet_trains_in_the_precision_of_our_stems(fast_clock, monkeypatch, units):
+def test_the_convnet_trains_in_the_precision_of_our_models(fast_clock, monkeypatch, units):
     """And is evaluated in float32, as ours."""
     monkeypatch.setattr(learner, "has_bfloat16_units", lambda: units)
     seen = set()
@@ -332,10 +332,7 @@ def test_the_convnet_trains_in_the_precision_of_our_stems(fast_clock, monkeypatc
     precision = train_peer_model(job)["precision"]
     assert precision == ("bfloat16" if units else "float32")
     assert seen == {(True, getattr(torch, precision)), (False, torch.float32)}
-    assert train_peer.training_dtype("timm") == torch.float32
-    hybrid = describe_precision(ViTConfig(stem="r9", width=64, heads=1, patch=4), "auto")
-    assert hybrid == ("bfloat16 and float32" if units else "float32")
-    assert describe_precision(ViTConfig(), "auto") == "float32"
+    assert train_peer.choose_dtype("timm") == torch.float32
 
 
 @pytest.mark.slow
