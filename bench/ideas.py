@@ -4,6 +4,7 @@ A patch changes the modules of the process that trains with it, so that an idea 
 nothing until it has won.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,10 +81,9 @@ def iterate_less() -> None:
     optim.ITERATIONS = 3
 
 
-def orthogonalize_in_bfloat16() -> None:
-    """Newton-Schulz iterations in bfloat16 (Jordan et al., 2024)."""
-    orthogonalize = optim.orthogonalize
-    optim.orthogonalize = lambda x: orthogonalize(x.bfloat16()).float()
+def orthogonalize_in_float32() -> None:
+    """Newton-Schulz iterations in float32 where the model trains in bfloat16."""
+    optim.LARGE = sys.maxsize
 
 
 def skip_whitening() -> None:
@@ -150,8 +150,8 @@ def normalise_neurons() -> None:
     orthogonalize_all = optim.orthogonalize_all
     averages: dict[tuple[int, ...], Tensor] = {}
 
-    def orthogonalize_normalised(updates: Any, count: int) -> list[list[Tensor]]:
-        found = orthogonalize_all(updates, count)
+    def orthogonalize_normalised(updates: Any, count: int, *more: Any) -> list[list[Tensor]]:
+        found = orthogonalize_all(updates, count, *more)
         for number, parts in enumerate(found):
             for part, x in enumerate(parts):
                 key = count, len(updates), number, part
@@ -196,7 +196,7 @@ IDEAS: dict[str, Idea] = {
     "alternating-flips": Idea(patch=alternate_flips),
     "momentum-warm-up": Idea(patch=warm_up_momentum),
     "three-iterations": Idea(patch=iterate_less, cost=True),
-    "bfloat16-muon": Idea(patch=orthogonalize_in_bfloat16, cost=True),
+    "float32-muon": Idea(patch=orthogonalize_in_float32, cost=True),
     "vectors-x2": Idea(patch=partial(scale_vector_rates, 2.0)),
     "vectors-x4": Idea(patch=partial(scale_vector_rates, 4.0)),
     "random-filters": Idea(patch=skip_whitening),
@@ -213,7 +213,7 @@ IDEAS: dict[str, Idea] = {
     "normuon": Idea(patch=normalise_neurons),
     "one-block": Idea(settings={"vit": {"depth": 1}}, cost=True),
     "three-blocks": Idea(settings={"vit": {"depth": 3}}, cost=True),
-    "narrow-mlp": Idea(settings={"vit": {"mlp_ratio": 2.0}}, cost=True),
+    "wide-mlp": Idea(settings={"vit": {"mlp_ratio": 4.0}}, cost=True),
     "two-heads": Idea(settings={"vit": {"heads": 2}}, cost=True),
     "width-96": Idea(settings={"vit": {"width": 96, "heads": 3}}, cost=True),
     "patch-4": Idea(settings={"vit": {"patch": 4}}, cost=True),

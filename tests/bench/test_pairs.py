@@ -34,6 +34,7 @@ def patched(monkeypatch):
         (optim, "group_parameters"),
         (loop, "train_steps"),
         (optim, "orthogonalize_all"),
+        (optim, "LARGE"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))
 
@@ -159,6 +160,15 @@ def test_normalised_neurons_get_updates_of_equal_size(patched):
     found = optim.orthogonalize_all([update], 1)[0][0]
     torch.testing.assert_close(found.norm(), usual.norm())
     assert found.norm(dim=1).std() < 0.2 * usual.norm(dim=1).std()
+
+
+def test_newton_schulz_stays_in_float32(patched):
+    torch.manual_seed(0)
+    x = torch.randn(1, 128, 128)
+    exact = optim.orthogonalize(x)
+    assert not torch.equal(optim.orthogonalize(x, torch.bfloat16), exact)
+    IDEAS["float32-muon"].patch()
+    assert torch.equal(optim.orthogonalize(x, torch.bfloat16), exact)
 
 
 def test_the_first_batches_are_small():

@@ -7,6 +7,7 @@ from torch import nn
 from tests.training.tiny import MATRICES, Tiny
 from vitrail.errors import UserError
 from vitrail.training.config import TrainConfig
+from vitrail.training.learner import Learner
 from vitrail.training.optim import EmaModel, Muon, build_optimizer, orthogonalize
 
 
@@ -107,6 +108,23 @@ def test_matrices_in_a_stack_do_not_touch_each_other():
     x = torch.randn(3, 8, 16)
     alone = torch.cat([orthogonalize(matrix[None]) for matrix in x])
     torch.testing.assert_close(orthogonalize(x), alone)
+
+
+@pytest.mark.parametrize(("side", "rounded"), [(127, False), (128, True)])
+def test_large_matrices_are_orthogonalized_in_bfloat16(side, rounded):
+    torch.manual_seed(0)
+    x = torch.randn(1, 200, side)
+    exact, fast = orthogonalize(x), orthogonalize(x, torch.bfloat16)
+    assert fast.dtype == torch.float32
+    assert torch.equal(exact, fast) != rounded
+    assert (fast - exact).norm() < 0.05 * exact.norm()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_muon_computes_in_the_precision_of_the_training(precision):
+    config = TrainConfig(optimizer="muon", precision=precision)
+    learner = Learner(nn.Linear(4, 4), config)
+    assert learner.optimizer.dtype == getattr(torch, precision)
 
 
 def test_a_zero_gradient_stays_zero():

@@ -57,7 +57,7 @@ def choose_pretraining(
     processes: int = 1,
 ) -> auto.Choice:
     """The settings for learning without labels; `start` names the weights to start from."""
-    rate = auto.device_rate(device, processes)
+    rate = auto.training_rate(device, processes)
     wanted = steps * (batch or auto.batch_size(summary)) / summary.images if steps else epochs
     if start is not None:
         model, vit = start[0], start[1]

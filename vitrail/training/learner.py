@@ -47,6 +47,8 @@ class Learner:
         self.optimizer = build_optimizer(
             model, config, layer_index, no_weight_decay, matrices, self.leaves
         )
+        if isinstance(self.optimizer, Muon) and self.training_dtype == torch.bfloat16:
+            self.optimizer.dtype = torch.bfloat16
         if self.sharded and isinstance(self.optimizer, Muon):
             rows = {self.leaves[name]: len(p) for name, p in model.named_parameters()}
             self.optimizer.exchange = MatrixExchange(world, rows)

@@ -20,6 +20,7 @@ MOMENTUM = 0.95  # of Muon (Jordan et al., 2024)
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of one iteration (Jordan et al., 2024)
 ITERATIONS = 5  # of Newton-Schulz (Jordan et al., 2024)
 MUON_SCALE = 0.2  # the root mean square of AdamW's updates, measured by Liu et al. (2025)
+LARGE = 128  # rows and columns of a matrix from which bfloat16 makes Newton-Schulz faster
 EPSILON = 1e-7  # keeps a zero gradient finite
 
 
@@ -106,6 +107,7 @@ class Muon(AdamW):
     are updated at the same rate.
     """
 
+    dtype = torch.float32  # of the orthogonalization of large matrices
     exchange: MatrixExchange | None = None  # of a sharded model, whose ranks hold rows of matrices
 
     @torch.no_grad()
@@ -124,14 +126,17 @@ class Muon(AdamW):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
         count, lr = group["matrices"], group["lr"]
         if self.exchange is None:
-            for parameter, parts in zip(parameters, orthogonalize_all(updates, count), strict=True):
+            found = orthogonalize_all(updates, count, self.dtype)
+            for parameter, parts in zip(parameters, found, strict=True):
                 for matrix, part in zip(split_matrices(parameter, count), parts, strict=True):
                     matrix.add_(part, alpha=-lr * update_scale(part.shape))
             return
         whole = self.exchange(
             parameters,
             updates,
-            lambda owned: [torch.cat(parts) for parts in orthogonalize_all(owned, count)],
+            lambda owned: [
+                torch.cat(parts) for parts in orthogonalize_all(owned, count, self.dtype)
+            ],
         )
         for parameter, rows in zip(parameters, whole, strict=True):
             shape = torch.Size((self.exchange.total_rows[parameter] // count, rows.shape[1]))
@@ -146,7 +151,9 @@ class Muon(AdamW):
         return gradient.lerp(momentum, MOMENTUM)
 
 
-def orthogonalize_all(updates: Sequence[Tensor], count: int) -> list[list[Tensor]]:
+def orthogonalize_all(
+    updates: Sequence[Tensor], count: int, dtype: torch.dtype = torch.float32
+) -> list[list[Tensor]]:
     """The `count` matrices of each update; those of one shape share a batched Newton-Schulz."""
     shapes = defaultdict(list)
     for number, update in enumerate(updates):
@@ -155,7 +162,8 @@ def orthogonalize_all(updates: Sequence[Tensor], count: int) -> list[list[Tensor
     found: list[list[Tensor]] = [[] for _ in updates]
     for pairs in shapes.values():
         numbers, matrices = zip(*pairs, strict=True)
-        for number, matrix in zip(numbers, orthogonalize(torch.stack(matrices)), strict=True):
+        orthogonal = orthogonalize(torch.stack(matrices), dtype)
+        for number, matrix in zip(numbers, orthogonal, strict=True):
             found[number].append(matrix)
     return found
 
@@ -165,21 +173,24 @@ def split_matrices(x: Tensor, count: int) -> tuple[Tensor, ...]:
     return x.view(len(x), -1).chunk(count)  # a view: updates of the matrices change the parameter
 
 
-def orthogonalize(x: Tensor) -> Tensor:
+def orthogonalize(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Approximates U V^T for each matrix U S V^T of a batch: all singular values become about 1.
 
     Newton-Schulz iterations x = a x + (b A + c A A) x with A = x x^T. `baddbmm` fuses each product
-    with its sum, three times faster than separate calls on a CPU.
+    with its sum, three times faster than separate calls on a CPU. The iterations correct their own
+    rounding errors, so that bfloat16 is precise enough (Jordan et al., 2024).
     """
     if x.shape[-2] > x.shape[-1]:
-        return orthogonalize(x.mT).mT
+        return orthogonalize(x.mT, dtype).mT
     a, b, c = NEWTON_SCHULZ
+    original = x.dtype
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + EPSILON)
+    x = x.to(dtype) if x.shape[-2] >= LARGE else x
     for _ in range(ITERATIONS):
         square = x @ x.mT
         polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
-    return x
+    return x.to(original)
 
 
 def update_scale(shape: torch.Size) -> float:
