@@ -110,7 +110,8 @@ def test_an_evaluation_that_is_not_shared_would_be_noticed(tmp_path, monkeypatch
 
 def check_same_weights(folder, world, digits, optimizer="muon", lr=1e-2):
     changes = merge_settings(SMALL, NO_MIXUP)
-    changes = merge_settings(changes, {"train": {"steps": 10, "optimizer": optimizer, "lr": lr}})
+    train_changes = {"steps": 10, "optimizer": optimizer, "lr": lr, "precision": "float32"}
+    changes = merge_settings(changes, {"train": train_changes})
     one = digits("one", settings=changes).folder
     found = run_ranks(world, train(folder, changes))
     assert not [error for error in found if isinstance(error, BaseException)], found

@@ -39,9 +39,10 @@ def test_drifting_speed_is_averaged(monkeypatch):
     assert measure(monkeypatch, drifting, 15.0) == pytest.approx(0.1444, abs=1e-3)
 
 
-def test_timing_takes_a_twentieth_of_the_minutes_and_at_most_one_minute():
-    assert [trial_seconds(1, minutes) for minutes in (0.5, 1, 10, 100)] == [1.5, 3, 30, 60]
-    assert [trial_seconds(2, minutes) for minutes in (0.5, 1, 10, 100)] == [0.75, 1.5, 15, 30]
+def test_timing_takes_3_percent_of_the_minutes_and_at_most_one_minute():
+    minutes = (0.5, 1, 10, 100)
+    assert [trial_seconds(1, m) for m in minutes] == pytest.approx([0.9, 1.8, 18, 60])
+    assert [trial_seconds(2, m) for m in minutes] == pytest.approx([0.45, 0.9, 9, 30])
     assert trial_seconds(1, None) == trial_seconds(2, None) == 3
 
 

@@ -117,15 +117,7 @@ def resume_run(
             return settings_to_dict(decide_sharding(stored, target, world, terminal))
 
         recipe = settings_from_dict(Recipe, world.on_leader(read))
-        config = recipe.data
-        source = open_on_all_ranks(
-            recipe.source,
-            config.columns,
-            config.labels,
-            world,
-            config.labelled,
-            recipe.pretrain is not None,
-        )
+        source = open_recipe_data(recipe, world)
         loader = make_loader(recipe, source, target, world)
         checksum = shared_fingerprint(source, world)
         learner, stored, fresh = load_learner(
@@ -149,6 +141,13 @@ def resume_run(
         else:
             start_from_features(recipe, learner, loader, fresh=False)
         return finish.complete_run(folder, recipe, loader, learner, progress, options, world)
+
+
+def open_recipe_data(recipe: Recipe, world: World) -> Source:
+    config, pretraining = recipe.data, recipe.pretrain is not None
+    return open_on_all_ranks(
+        recipe.source, config.columns, config.labels, world, config.labelled, pretraining
+    )
 
 
 def decide_sharding(

@@ -158,10 +158,7 @@ def start_run(
     world.on_leader(lambda: check_output(out, options, world.launch_id))
     why: list[str] = []
     if source is None and request.method is not None:
-        source, reason = open_images(request.data, request.columns, request.labels, world)
-        why = [reason] if reason else []
-        kind = label_kind(source)
-        request = request.with_labels(kind if kind in ("none", "partial") else request.labels)
+        source, request, why = open_for_pretraining(request, world)
     elif source is None:
         source = open_on_all_ranks(
             request.data, request.columns, request.labels, world, request.labelled
@@ -196,6 +193,14 @@ def start_run(
             )
         terminal.print(f"run {folder}")
         return complete_run(folder, recipe, loader, learner, progress, options, world)
+
+
+def open_for_pretraining(request: Request, world: World) -> tuple[Source, Request, list[str]]:
+    """The images, the request with the labels that they have, and reasons."""
+    source, reason = open_images(request.data, request.columns, request.labels, world)
+    kind = label_kind(source)
+    request = request.with_labels(kind if kind in ("none", "partial") else request.labels)
+    return source, request, [reason] if reason else []
 
 
 def ask_teacher(

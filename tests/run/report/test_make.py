@@ -265,7 +265,7 @@ def test_without_the_data_the_page_has_no_images_and_says_why(tmp_path):
 def test_changed_data_is_not_shown(tmp_path, monkeypatch):
     write_run(tmp_path / "run", images(["a", "b"], each=20))
     other = images(["a", "b"], each=24)
-    monkeypatch.setattr("vitrail.run.report.make.open_data", lambda name, columns, **_: other)
+    monkeypatch.setattr("vitrail.run.report.make.open_run_data", lambda *_: other)
     assert "has changed since this run" in make.write_report(tmp_path / "run").missing
 
 
