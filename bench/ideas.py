@@ -6,7 +6,7 @@ nothing until it has won.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.data import augment
+from vitrail.data.config import Augment
 from vitrail.model import vit
 from vitrail.model.attention import Attention
 from vitrail.model.mlp import Mlp
@@ -193,6 +194,7 @@ IDEAS: dict[str, Idea] = {
     "default": Idea(),
     "smoothing": Idea(settings={"train": {"smoothing": 0.2}}),
     "shifts": Idea(settings={"data": {"augment": {"shift": 1 / 16}}}),
+    "no-augmentation": Idea(settings={"data": {"augment": asdict(Augment())}}),
     "alternating-flips": Idea(patch=alternate_flips),
     "momentum-warm-up": Idea(patch=warm_up_momentum),
     "three-iterations": Idea(patch=iterate_less, cost=True),
