@@ -1,5 +1,5 @@
 # A server for one model, mounted at /model: see docs/serving.md.
-FROM python:3.13-slim
+FROM python:3.11-slim
 WORKDIR /build
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY vitrail vitrail

@@ -178,9 +178,9 @@ def format_docstring(value: Any) -> str:
 def benchmarks_page() -> str:
     """The measured tables and plots of bench/results."""
     parts = [
-        "# Benchmarks\n\nMeasured by `make bench` against timm, Hugging Face transformers, "
-        "torchvision and vit-pytorch. Each table names its own commit, machine and versions. "
-        "Ratios above 1 mean that the other library is slower or larger.\n"
+        "# Benchmarks\n\nMeasured by `python -m bench NAME`; `make bench` runs the short ones. "
+        "Each table names its own commit, machine and versions. Unless a table says otherwise, "
+        "a ratio above 1 means that the other contender is slower or larger.\n"
     ]
     order = list(BENCHMARKS)
     for path in sorted(RESULTS.glob("*.json"), key=lambda path: order.index(path.stem)):

@@ -115,6 +115,8 @@ def explain(
         lines.append({"model": model, "files": draw_learned(classifier, paths, folder, npz)})
     for line in lines:
         print_line(line, json)
+    if (page := folder / "index.html").is_file() and not json:
+        print(f"page {page}")
     if any("error" in line for line in lines):
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""`vitrail plan`: forecasts time, cost and memory of a training on any devices."""
+"""`vitrail plan`: forecasts time, cost and memory of a training run on any devices."""
 
 import json as as_json
 from typing import Annotated, Literal
@@ -52,7 +52,7 @@ def plan(
     data: DataSettings = NO_DATA,
     preprocess: PreprocessSettings = NO_PREPROCESS,
 ) -> None:
-    """Forecast time, cost and memory of a training on any devices.
+    """Forecast time, cost and memory of a training run on any devices.
 
     Plans the recipe that `train` would choose, and says what would limit it: compute, communication
     or input. Nothing is trained or downloaded. A few steps are timed if such a device is in this

@@ -1,4 +1,4 @@
-"""Plans a training on any devices: designs its recipe, measures what is here, and forecasts."""
+"""Plans a training run on any devices: designs its recipe, measures what is here, and forecasts."""
 
 import math
 import statistics
