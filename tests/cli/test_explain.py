@@ -60,7 +60,8 @@ def test_each_image_has_a_folder_and_all_have_a_page(capsys, model, pictures):
     code, printed, _ = explain(
         capsys, model, pictures / "a" / "x y.png", pictures / "b", "--out", out
     )
-    assert code == 0 and len(printed.splitlines()) == 2
+    assert code == 0 and len(printed.splitlines()) == 3
+    assert printed.endswith(f"page {out / 'index.html'}\n")
     assert inside(out) == ["index.html", "x_y", "x_y-2"]
     assert inside(out / "x_y") == SINGLE
 

@@ -22,6 +22,7 @@ from vitrail.tuning.space import parse_space
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+CHAPTERS = sorted((ROOT / "book").glob("*.md"))
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]+?) -->\n+)?^```(?P<language>\S*)\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,
@@ -33,6 +34,7 @@ ADDRESS = "localhost:8000"  # of a server, on the pages that need one
 SHORTER = [
     (r"--(minutes|epochs)[ =]\S+", "--train.steps 4"),
     (r"\bminutes=[\d.]+", "epochs=1"),
+    (r"--trials \d+", "--trials 2"),
     (r"(vitrail pretrain [^\n#]+)", r"\1 --pretrain.comparison 0"),
 ]
 
@@ -134,6 +136,12 @@ def test_blocks_that_do_not_run_say_why(page):
     text = page.read_text()
     assert not find_unexplained(text)
     assert 2 * len(BLOCK.findall(text)) == len(re.findall(r"^\s*(```|~~~)", text, re.MULTILINE))
+
+
+def test_commands_of_the_book_say_why_they_do_not_run():
+    blocks = [block for page in CHAPTERS for block in BLOCK.finditer(page.read_text())]
+    commands = [block for block in blocks if block["language"] == "sh"]
+    assert commands and not [block[0] for block in commands if not block["reason"]]
 
 
 def test_a_block_without_a_reason_would_be_seen():
