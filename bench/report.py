@@ -198,16 +198,18 @@ def format_origin(result: dict[str, Any]) -> str:
 
 
 def describe_noise(result: dict[str, Any]) -> str:
-    """Lists the ratios in which the repeats disagree."""
-    unsteady = [
-        f"{name} in {case['label']} ({' and '.join(f'{r:.2f}' for r in row['repeats'])})"
-        for case in result["cases"]
-        for name, row in case["rows"].items()
-        if not row["steady"]
+    """How many ratios differ between the repeats by more than their spread, and how far."""
+    rows = [
+        row for case in result["cases"] for name, row in case["rows"].items() if name != "vitrail"
     ]
+    unsteady = [row["repeats"] for row in rows if not row["steady"]]
     if not unsteady:
         return "Both repeats agree within the spread."
-    return f"The machine was too noisy: the two repeats disagree for {', '.join(unsteady)}."
+    worst = max(unsteady, key=lambda repeats: max(repeats) / min(repeats))
+    return (
+        f"The machine was noisy: the repeats of {len(unsteady)} of {len(rows)} ratios differ by "
+        f"more than their spread (worst: {' and '.join(f'{ratio:.2f}' for ratio in worst)})."
+    )
 
 
 def render_plot(result: dict[str, Any]) -> str:

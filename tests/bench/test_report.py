@@ -63,7 +63,7 @@ def test_table_has_the_profile():
 
 def test_table_reports_a_noisy_machine():
     assert describe_noise(result()).startswith("Both repeats agree")
-    assert "timm in Ti/16 (1.00 and 1.50)" in describe_noise(result(first=1.0, second=1.5))
+    assert "(worst: 1.00 and 1.50)" in describe_noise(result(first=1.0, second=1.5))
 
 
 def test_plot_is_the_same_for_the_same_numbers():
