@@ -131,6 +131,13 @@ def test_a_tree_without_class_folders_is_enough(unlabelled, tree):
     assert vitrail.resume(done.folder, report=False, quiet=True).metrics["steps"] == 4
 
 
+def test_a_source_without_labels_from_python_resumes(unlabelled, photos):
+    source = vitrail.open_data(photos, labels="none")
+    done = unlabelled(data=source, settings={**TINY, "train": {"steps": 4, "batch": 8}})
+    (done.folder / "metrics.json").unlink()
+    assert vitrail.resume(done.folder, report=False, quiet=True).metrics["probe"] is None
+
+
 @pytest.fixture
 def rows(tree):
     """The rows of a table of the images of a tree: every second one has a label."""

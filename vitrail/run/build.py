@@ -255,11 +255,6 @@ def wrap_backbone(model: ViT, recipe: Recipe) -> nn.Module:
     if recipe.joint is not None and recipe.uses_unlabelled:
         return JointClassifier(model, recipe.joint, *normalisation(recipe))
     if recipe.teacher is not None and recipe.teacher.features:
-        if recipe.train.frozen:
-            raise UserError(
-                "a teacher with other classes teaches features, which frozen blocks cannot learn; "
-                "set `tune='all'`, or omit `teacher`"
-            )
         return FeatureStudent(model, recipe.teacher.features, recipe.teacher.regions)
     return model
 

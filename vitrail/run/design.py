@@ -70,6 +70,7 @@ def design_recipe(
     `images` is the number of training images if the source is only a sample of them.
     """
     check_settings(Recipe, request.settings)
+    check_teacher_request(request)
     summary = auto.summarise(source)
     if images is not None:
         summary = replace(summary, images=images)
@@ -91,13 +92,27 @@ def design_recipe(
         choice = design_from_scratch(summary, request, requested, device, processes)
     else:
         choice = design_fine_tuning(summary, request, requested, start, device)
+    frozen = requested["train"].get("frozen", choice.settings["train"].get("frozen", 0))
     if (teacher := request.asks_teacher) is not None:
         name = teacher if isinstance(teacher, str) else CALLABLE
-        if not sees_views(name, device):
+        if not sees_views(name, device, frozen):
             keep_whole_images(choice, requested)
-    if requested["train"].get("frozen", choice.settings["train"].get("frozen", 0)):
+    if frozen:
         keep_cached_views(choice, requested)
     return compose_design(source, request, requested, summary, choice, device, why)
+
+
+def check_teacher_request(request: Request) -> None:
+    """Raises for settings of a teacher that is missing, or that exclude one."""
+    settings = request.settings
+    if request.asks_teacher is None:
+        if "teacher" in settings:
+            raise UserError("[teacher] names no teacher; set teacher.weights, or give `teacher`")
+    elif settings.get("joint", {"ratio": 0}).get("ratio") != 0:
+        raise UserError(
+            "[joint] uses images without labels, which a training with a teacher does not; set "
+            "`joint.ratio=0`, or omit `teacher`"
+        )
 
 
 def keep_whole_images(choice: auto.Choice, requested: Mapping[str, Any]) -> None:
@@ -110,8 +125,8 @@ def keep_whole_images(choice: auto.Choice, requested: Mapping[str, Any]) -> None
         choice,
         requested,
         CHANGES_ANSWER,
-        "changes images, and on a CPU the teacher answers only for whole ones; omit it, or omit "
-        "`teacher`",
+        "changes images, and the cached answers of the teacher are for whole ones; omit it, or "
+        "omit `teacher`",
     )
     if dropped:
         chosen = choice.settings["data"]["augment"]
