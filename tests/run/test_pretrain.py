@@ -29,6 +29,7 @@ from vitrail.run.storage.journal import read_journal
 from vitrail.run.unlabelled import open_images
 from vitrail.training.distributed import SINGLE
 from vitrail.training.loop import Diverged
+from vitrail.zoo.file import save_model
 
 TINY = {
     "vit": {"width": 16, "depth": 1, "heads": 1},
@@ -259,12 +260,43 @@ def test_a_collapse_is_announced(unlabelled, monkeypatch, capsys):
         ({"settings": {"pretrain": {"mesk": 0.5}}}, "the nearest known one is pretrain.mask"),
         ({"method": "views", "settings": {"pretrain": {"method": "masked"}}}, "give one of them"),
         ({"weights": "nowhere"}, "nowhere does not exist"),
+        ({"settings": {"train": {"batch": 1}}}, "two images or more in each forward pass"),
+        (
+            {"settings": {"train": {"batch": 4, "accumulate": 4}}},
+            "raise `train.batch` or lower `train.accumulate`",
+        ),
+        ({"model": "DeiT-Ti/16 distilled"}, "has a distillation token"),
     ],
 )
 def test_bad_input_is_one_line(unlabelled, tmp_path, arguments, message):
     with pytest.raises(UserError, match=message):
         unlabelled(**arguments)
     assert not (tmp_path / "run").exists()
+
+
+def test_distilled_weights_cannot_start_a_pretraining(unlabelled, tmp_path):
+    vit = vitrail.ViTConfig(
+        image=8, patch=2, channels=1, width=16, depth=1, heads=1, classes=3, distilled=True
+    )
+    preprocess = {"size": 8, "channels": 1}
+    save_model(tmp_path / "deit.safetensors", vitrail.ViT(vit), {"preprocess": preprocess})
+    with pytest.raises(UserError, match=r"deit.safetensors has a distillation token"):
+        unlabelled(weights=tmp_path / "deit.safetensors", settings={})
+
+
+def test_the_method_suits_the_requested_architecture(unlabelled):
+    settings = {**TINY, "vit": {"width": 256, "depth": 1, "heads": 1, "image": 16, "patch": 2}}
+    done = unlabelled(settings={**settings, "train": {"steps": 1, "batch": 8}})
+    recipe = read_recipe(done.folder / "recipe.toml")
+    assert recipe["pretrain"]["decoder_width"] == 128 and recipe["pretrain"]["mask"] == 0.75
+
+
+def test_one_training_image_is_not_enough(unlabelled, tree):
+    paths = sorted(tree.rglob("*.png"))
+    for path in paths[3:]:
+        path.unlink()
+    with pytest.raises(UserError, match="needs two training images or more; add images"):
+        unlabelled(data=tree, settings={"data": {"workers": 0}})
 
 
 def test_one_image_is_not_enough(unlabelled, tree):

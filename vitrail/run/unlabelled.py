@@ -1,5 +1,6 @@
 """Chooses the settings for pretraining on images without labels, with a reason for each."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from vitrail.model.config import ViTConfig
 from vitrail.pretraining.config import Method, PretrainConfig
 from vitrail.run import auto
 from vitrail.run.dataset import open_on_all_ranks
-from vitrail.run.recipe import settings_to_dict
+from vitrail.run.recipe import settings_from_dict, settings_to_dict
 from vitrail.training.distributed import World
 
 LARGE_PATCH = 16  # pixels from which the targets are normalised in each patch (He et al., 2022)
@@ -48,6 +49,7 @@ def choose_pretraining(
     method: Method,
     *,
     model: str | None = None,
+    requested: Mapping[str, Any] | None = None,
     start: tuple[str, ViTConfig, Preprocess] | None = None,
     minutes: float | None = None,
     epochs: int | None = None,
@@ -56,7 +58,11 @@ def choose_pretraining(
     device: str = "cpu",
     processes: int = 1,
 ) -> auto.Choice:
-    """The settings for learning without labels; `start` names the weights to start from."""
+    """The settings for learning without labels; `start` names the weights to start from.
+
+    The choice suits the architecture with the changes that are `requested`, but does not contain
+    them.
+    """
     rate = auto.training_rate(device, processes)
     wanted = steps * (batch or auto.batch_size(summary)) / summary.images if steps else epochs
     if start is not None:
@@ -66,7 +72,11 @@ def choose_pretraining(
     else:
         model, vit = auto.choose_model(summary, device, rate, minutes, wanted)
     channels = vit.channels if start is not None else summary.channels
+    if vit.distilled:
+        raise UserError(f"{model} has a distillation token, which needs labels; choose another")
     vit = replace(vit, channels=channels, classes=summary.classes, head="none")
+    chosen = settings_to_dict(vit)
+    vit = settings_from_dict(ViTConfig, {**chosen, **(requested or {})}, "vit.")
     pretrain, why = choose_method(summary, vit, method)
     expected = auto.expected_epochs(summary, vit, rate, minutes, wanted)
     if minutes is not None and method == "views":
@@ -84,7 +94,7 @@ def choose_pretraining(
         reasons.append(f"epochs {train['epochs']}: {'requested' if wanted else 'the default'}")
     settings = {
         "model": model,
-        "vit": settings_to_dict(vit),
+        "vit": chosen,
         "train": train,
         "data": {"augment": settings_to_dict(augment)},
         "preprocess": choose_preprocess(summary, vit, start and start[2]),
