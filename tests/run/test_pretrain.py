@@ -5,6 +5,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 
 import vitrail
 from tests.run.conftest import tensors
-from vitrail.data.config import Columns
+from vitrail.data.config import Columns, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import is_labelled
 from vitrail.errors import UserError
@@ -23,7 +24,7 @@ from vitrail.run.dataset import open_run_data
 from vitrail.run.drive import Stopped
 from vitrail.run.fractions import compare_with_scratch
 from vitrail.run.quality import describe_collapse
-from vitrail.run.rebuilt import list_strips, prune_strips
+from vitrail.run.rebuilt import list_strips, prune_strips, save_rebuilt
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
 from vitrail.run.storage.journal import read_journal
 from vitrail.run.unlabelled import open_images
@@ -365,9 +366,33 @@ def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree
 
 def test_two_images_do_not_tell_of_a_collapse():
     scores = {"val_rank": 1.0, "val_spread": 0.4}
-    assert describe_collapse(scores, "masked", images=2) is None
-    assert "collapsed" in describe_collapse(scores, "masked", images=100)
-    assert "collapsed" in describe_collapse({**scores, "val_spread": 0.0}, "masked", images=2)
+    assert describe_collapse(scores, "masked", images=2, random_rank=9.0) is None
+    assert "collapsed" in describe_collapse(scores, "masked", images=100, random_rank=2.1)
+    equal = {**scores, "val_spread": 0.0}
+    assert "collapsed" in describe_collapse(equal, "masked", images=2, random_rank=9.0)
+    assert describe_collapse(equal, "masked", images=1, random_rank=9.0) is None
+
+
+def test_a_collapse_is_a_rank_below_half_of_that_of_random_weights():
+    scores = {"val_rank": 6.0, "val_spread": 0.4}
+    assert describe_collapse(scores, "views", images=100, random_rank=11.0) is None
+    warning = describe_collapse(scores, "views", images=100, random_rank=13.0)
+    assert "effective rank 6.0 (random weights: 13.0)" in warning
+
+
+def test_rebuilt_images_are_shown_in_the_range_of_the_true_ones(tmp_path, monkeypatch):
+    images = torch.linspace(100, 300, 2 * 64).view(2, 1, 8, 8)
+    preprocess = Preprocess(size=8, channels=1, mean=(0.0,), std=(1.0,), pixels="float32")
+    loader = Loader(vitrail.open_data("digits"), preprocess)
+    monkeypatch.setattr(Loader, "evaluation", lambda *_, **__: iter([Namespace(images=images)]))
+    model = torch.nn.Identity()
+    model.rebuild = lambda x: (torch.zeros_like(x), x.clamp(min=150))
+    save_rebuilt(tmp_path, model, loader, 1)
+    true, rebuilt = (
+        np.asarray(Image.open(tmp_path / name)) for name in ("true.png", "step-00000001.png")
+    )
+    assert np.array_equal(true[:, 9:], rebuilt[:, 9:])  # the second image was rebuilt perfectly
+    assert true[0, 0, 0] == 0 and rebuilt[0, 0, 0] > 100
 
 
 def test_strips_of_evenly_spaced_evaluations_are_kept_like_powers(tmp_path):

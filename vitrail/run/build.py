@@ -124,7 +124,8 @@ def check_batch(train: TrainConfig, images: int) -> None:
     if train.batch // train.accumulate < 2:
         lower = " or lower `train.accumulate`" if train.accumulate > 1 else ""
         raise UserError(
-            f"a pretraining needs two images or more in each forward pass; raise `train.batch`{lower}"
+            f"a pretraining needs two images or more in each forward pass; raise "
+            f"`train.batch`{lower}"
         )
 
 
