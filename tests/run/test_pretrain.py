@@ -347,7 +347,7 @@ def test_settings_of_a_training_with_labels_are_refused(unlabelled, setting):
         unlabelled(settings={**TINY, "train": {**TINY["train"], **setting}})
 
 
-def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree):
+def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree, caplog):
     for split, count in (("train", 20), ("val", 10), ("test", 10)):
         (tree / split).mkdir()
         for path in [p for p in tree.rglob("*.png") if p.parent.name in ("tree", "summer")][:count]:
@@ -360,6 +360,12 @@ def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree
         10,
     ]
     assert why.startswith("labels: none") and not is_labelled(source)
+    assert not caplog.records
+    (tree / "extra").mkdir()
+    shutil.copy(next((tree / "train").iterdir()), tree / "extra" / "more.png")
+    open_images(str(tree), Columns(), None, SINGLE)
+    assert "ignored 1 image beside the split folders, such as extra/more.png" in caplog.text
+    shutil.rmtree(tree / "extra")
     with pytest.raises(UserError, match=r"test, train, val of .* are splits"):
         vitrail.open_data(tree)
 
