@@ -236,7 +236,7 @@ def attach_teacher(recipe: Recipe, loader: Loader, world: World) -> None:
         teacher = load_teacher(config.weights, source, config.features > 0)
         loader.annotate = watch_views(teacher, loader)
         return
-    found = world.leader_first(lambda: find_answers(config, loader))
+    found = world.leader_first(lambda: find_answers(config, loader), slow=True)
     loader.annotate = TeacherAnswers(found, len(source))
 
 

@@ -234,7 +234,7 @@ def ask_teacher(
         check_stored_answers(recipe.teacher, loader.source)
         return settings_to_dict(recipe.teacher)
 
-    config = settings_from_dict(TeacherConfig, world.on_leader(describe))
+    config = settings_from_dict(TeacherConfig, world.on_slow_leader(describe))
     what = f"features of width {config.features}"
     if not config.features:
         what = f"answers at temperature {config.temperature:g}, half of the loss"

@@ -25,7 +25,6 @@ from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
 
-
 BESIDE_TRAINING = "beside the folder of training images"  # why an image is ignored
 NO_CLASS = "not in a class folder"
 
