@@ -159,22 +159,11 @@ def start_run(
     out: Path | None,
     started: float,
     world: World,
-    source: Source | None = None,
+    opened: Source | None = None,
 ) -> Run:
     """Starts a run in a new folder, or resumes the one that this torchrun has started."""
     world.on_leader(lambda: check_output(out, options, world.launch_id))
-    why: list[str] = []
-    if source is None and request.method is not None:
-        source, request, why = open_for_pretraining(request, world)
-    elif source is None:
-        source = open_on_all_ranks(
-            request.data, request.columns, request.labels, world, request.labelled
-        )
-    elif request.method is None:
-        source = keep_labels(source, request.labelled)
-    else:
-        kind = label_kind(source)
-        request = request.with_labels(None if kind == "single" else kind)
+    source, request, why = open_source(request, opened, world)
     earlier = world.on_leader(lambda: find_restarted_run(out, source, world.launch_id))
     if earlier and world.on_leader(lambda: (Path(earlier) / RECIPE).is_file()):
         return resume_run(Path(earlier), request.device, options, world)
@@ -204,6 +193,23 @@ def start_run(
             )
         terminal.print(f"run {folder}")
         return complete_run(folder, recipe, loader, learner, progress, options, world)
+
+
+def open_source(
+    request: Request, opened: Source | None, world: World
+) -> tuple[Source, Request, list[str]]:
+    """The data of a run, the request with the labels that it has, and reasons."""
+    if request.method is not None:
+        if opened is None:
+            return open_for_pretraining(request, world)
+        kind = label_kind(opened)
+        return opened, request.with_labels(None if kind == "single" else kind), []
+    if opened is not None:
+        return keep_labels(opened, request.labelled), request, []
+    source = open_on_all_ranks(
+        request.data, request.columns, request.labels, world, request.labelled
+    )
+    return source, request, []
 
 
 def open_for_pretraining(request: Request, world: World) -> tuple[Source, Request, list[str]]:
