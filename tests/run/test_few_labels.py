@@ -22,7 +22,12 @@ from vitrail.run.auto import DataSummary, choose_from_scratch
 from vitrail.run.build import make_learner
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict, settings_to_dict
-from vitrail.run.semi_supervised import attach_unlabelled, open_without_labels, use_unlabelled
+from vitrail.run.semi_supervised import (
+    attach_unlabelled,
+    choose_joint,
+    open_without_labels,
+    use_unlabelled,
+)
 from vitrail.training.config import TrainConfig
 from vitrail.training.distributed import SINGLE
 
@@ -215,7 +220,8 @@ def test_a_table_with_empty_labels_says_how_to_use_them(tmp_path, monkeypatch, d
     everything = vitrail.open_data(tmp_path / "table.csv", labels="none")
     everything = replace(everything, splits=np.full(60, "train"))  # as if it was split otherwise
     monkeypatch.setattr("vitrail.run.semi_supervised.open_data", lambda *_, **__: everything)
-    others = open_without_labels(recipe, labelled, False)
+    assert recipe.joint.ratio == 2  # 24 labelled images of 54, and 2 batches of 4 from 30 others
+    others = open_without_labels(recipe.source, recipe.data.columns, "partial", labelled, False)
     used = {others.ids[item] for item in np.flatnonzero(others.splits == "train")}
     held_out = {labelled.ids[item] for item in np.flatnonzero(labelled.splits != "train")}
     assert run.metrics["steps"] and len(used) > 40 and not used & held_out
@@ -237,3 +243,16 @@ def test_a_wrong_setting_of_the_joint_loss_is_one_line(digits, wrong, message):
 def test_images_without_labels_need_labels_that_are_missing(digits, photos):
     with pytest.raises(UserError, match="all images have labels; give `labels_only`"):
         digits(settings={**PLAIN, "joint": {"ratio": 3}})
+
+
+def test_the_number_of_images_without_labels_is_planned_from_those_there_are():
+    summary = DataSummary(images=100, classes=10, side=32, channels=3, imbalance=1.0)
+    ratios = [choose_joint(summary, labelled).ratio for labelled in (0.01, 0.4, 0.5, 0.9, 1.0)]
+    assert ratios == [3, 2, 1, 0, 0]  # batches of 32: 11 others do not fill one
+    assert choose_joint(summary, 0.4, batch=80).ratio == 1
+
+
+def test_more_images_without_labels_than_there_are_is_one_line(digits):
+    settings = {**JOINT, "train": {**JOINT["train"], "batch": 64}, "joint": {"ratio": 30}}
+    with pytest.raises(UserError, match=r"there are 1,412; set `joint.ratio=22` or lower"):
+        digits(settings=settings, labels_only=0.1)

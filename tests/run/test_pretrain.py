@@ -5,6 +5,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 
 import vitrail
 from tests.run.conftest import tensors
-from vitrail.data.config import Columns
+from vitrail.data.config import Columns, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import is_labelled
 from vitrail.errors import UserError
@@ -23,12 +24,13 @@ from vitrail.run.dataset import open_run_data
 from vitrail.run.drive import Stopped
 from vitrail.run.fractions import compare_with_scratch
 from vitrail.run.quality import describe_collapse
-from vitrail.run.rebuilt import list_strips, prune_strips
+from vitrail.run.rebuilt import list_strips, prune_strips, save_rebuilt
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
 from vitrail.run.storage.journal import read_journal
 from vitrail.run.unlabelled import open_images
 from vitrail.training.distributed import SINGLE
 from vitrail.training.loop import Diverged
+from vitrail.zoo.file import save_model
 
 TINY = {
     "vit": {"width": 16, "depth": 1, "heads": 1},
@@ -129,6 +131,13 @@ def test_a_tree_without_class_folders_is_enough(unlabelled, tree):
     assert "labels: none" in recipe  # the reason
     (done.folder / "metrics.json").unlink()
     assert vitrail.resume(done.folder, report=False, quiet=True).metrics["steps"] == 4
+
+
+def test_a_source_without_labels_from_python_resumes(unlabelled, photos):
+    source = vitrail.open_data(photos, labels="none")
+    done = unlabelled(data=source, settings={**TINY, "train": {"steps": 4, "batch": 8}})
+    (done.folder / "metrics.json").unlink()
+    assert vitrail.resume(done.folder, report=False, quiet=True).metrics["probe"] is None
 
 
 @pytest.fixture
@@ -252,12 +261,43 @@ def test_a_collapse_is_announced(unlabelled, monkeypatch, capsys):
         ({"settings": {"pretrain": {"mesk": 0.5}}}, "the nearest known one is pretrain.mask"),
         ({"method": "views", "settings": {"pretrain": {"method": "masked"}}}, "give one of them"),
         ({"weights": "nowhere"}, "nowhere does not exist"),
+        ({"settings": {"train": {"batch": 1}}}, "two images or more in each forward pass"),
+        (
+            {"settings": {"train": {"batch": 4, "accumulate": 4}}},
+            "raise `train.batch` or lower `train.accumulate`",
+        ),
+        ({"model": "DeiT-Ti/16 distilled"}, "has a distillation token"),
     ],
 )
 def test_bad_input_is_one_line(unlabelled, tmp_path, arguments, message):
     with pytest.raises(UserError, match=message):
         unlabelled(**arguments)
     assert not (tmp_path / "run").exists()
+
+
+def test_distilled_weights_cannot_start_a_pretraining(unlabelled, tmp_path):
+    vit = vitrail.ViTConfig(
+        image=8, patch=2, channels=1, width=16, depth=1, heads=1, classes=3, distilled=True
+    )
+    preprocess = {"size": 8, "channels": 1}
+    save_model(tmp_path / "deit.safetensors", vitrail.ViT(vit), {"preprocess": preprocess})
+    with pytest.raises(UserError, match=r"deit.safetensors has a distillation token"):
+        unlabelled(weights=tmp_path / "deit.safetensors", settings={})
+
+
+def test_the_method_suits_the_requested_architecture(unlabelled):
+    settings = {**TINY, "vit": {"width": 256, "depth": 1, "heads": 1, "image": 16, "patch": 2}}
+    done = unlabelled(settings={**settings, "train": {"steps": 1, "batch": 8}})
+    recipe = read_recipe(done.folder / "recipe.toml")
+    assert recipe["pretrain"]["decoder_width"] == 128 and recipe["pretrain"]["mask"] == 0.75
+
+
+def test_one_training_image_is_not_enough(unlabelled, tree):
+    paths = sorted(tree.rglob("*.png"))
+    for path in paths[3:]:
+        path.unlink()
+    with pytest.raises(UserError, match="needs two training images or more; add images"):
+        unlabelled(data=tree, settings={"data": {"workers": 0}})
 
 
 def test_one_image_is_not_enough(unlabelled, tree):
@@ -307,7 +347,7 @@ def test_settings_of_a_training_with_labels_are_refused(unlabelled, setting):
         unlabelled(settings={**TINY, "train": {**TINY["train"], **setting}})
 
 
-def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree):
+def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree, caplog):
     for split, count in (("train", 20), ("val", 10), ("test", 10)):
         (tree / split).mkdir()
         for path in [p for p in tree.rglob("*.png") if p.parent.name in ("tree", "summer")][:count]:
@@ -320,15 +360,45 @@ def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree
         10,
     ]
     assert why.startswith("labels: none") and not is_labelled(source)
+    assert not caplog.records
+    (tree / "extra").mkdir()
+    shutil.copy(next((tree / "train").iterdir()), tree / "extra" / "more.png")
+    open_images(str(tree), Columns(), None, SINGLE)
+    assert "ignored 1 image beside the split folders, such as extra/more.png" in caplog.text
+    shutil.rmtree(tree / "extra")
     with pytest.raises(UserError, match=r"test, train, val of .* are splits"):
         vitrail.open_data(tree)
 
 
 def test_two_images_do_not_tell_of_a_collapse():
     scores = {"val_rank": 1.0, "val_spread": 0.4}
-    assert describe_collapse(scores, "masked", images=2) is None
-    assert "collapsed" in describe_collapse(scores, "masked", images=100)
-    assert "collapsed" in describe_collapse({**scores, "val_spread": 0.0}, "masked", images=2)
+    assert describe_collapse(scores, "masked", images=2, random_rank=9.0) is None
+    assert "collapsed" in describe_collapse(scores, "masked", images=100, random_rank=2.1)
+    equal = {**scores, "val_spread": 0.0}
+    assert "collapsed" in describe_collapse(equal, "masked", images=2, random_rank=9.0)
+    assert describe_collapse(equal, "masked", images=1, random_rank=9.0) is None
+
+
+def test_a_collapse_is_a_rank_below_half_of_that_of_random_weights():
+    scores = {"val_rank": 6.0, "val_spread": 0.4}
+    assert describe_collapse(scores, "views", images=100, random_rank=11.0) is None
+    warning = describe_collapse(scores, "views", images=100, random_rank=13.0)
+    assert "effective rank 6.0 (random weights: 13.0)" in warning
+
+
+def test_rebuilt_images_are_shown_in_the_range_of_the_true_ones(tmp_path, monkeypatch):
+    images = torch.linspace(100, 300, 2 * 64).view(2, 1, 8, 8)
+    preprocess = Preprocess(size=8, channels=1, mean=(0.0,), std=(1.0,), pixels="float32")
+    loader = Loader(vitrail.open_data("digits"), preprocess)
+    monkeypatch.setattr(Loader, "evaluation", lambda *_, **__: iter([Namespace(images=images)]))
+    model = torch.nn.Identity()
+    model.rebuild = lambda x: (torch.zeros_like(x), x.clamp(min=150))
+    save_rebuilt(tmp_path, model, loader, 1)
+    true, rebuilt = (
+        np.asarray(Image.open(tmp_path / name)) for name in ("true.png", "step-00000001.png")
+    )
+    assert np.array_equal(true[:, 9:], rebuilt[:, 9:])  # the second image was rebuilt perfectly
+    assert true[0, 0, 0] == 0 and rebuilt[0, 0, 0] > 100
 
 
 def test_strips_of_evenly_spaced_evaluations_are_kept_like_powers(tmp_path):

@@ -4,6 +4,7 @@ import math
 import sys
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -24,7 +25,8 @@ from vitrail.pretraining.teacher import (
 )
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import read_recipe
-from vitrail.run.teacher import Teacher, convert_images
+from vitrail.run.teacher import Teacher, convert_images, load_teacher
+from vitrail.zoo.file import save_model
 
 FLIPS = {**SMALL, "data": {"workers": 0, "augment": {"flip": 0.5, "shift": 0.1}}}
 DIGITS = [str(digit) for digit in range(10)]
@@ -156,6 +158,10 @@ def test_a_teacher_is_copied_without_labels(taught, digits, tmp_path):
     assert run.metrics["method"] == "teacher" and 0 < run.metrics["loss"] < 1
     stored = read_recipe(run.folder / "recipe.toml")["teacher"]
     assert stored["features"] == 16 and stored["regions"] == 4
+    pooled = {"train": {"steps": 2}, "data": {"workers": 0}, "vit": {**SMALL["vit"], "pool": "map"}}
+    vitrail.pretrain(
+        "digits", teacher=teacher.folder, settings=pooled, out=tmp_path / "map", quiet=True
+    )
     views = {"pretrain": {"method": "views"}}
     for change in ({"method": "masked"}, {"settings": views}):
         with pytest.raises(UserError, match="a teacher is a method of its own"):
@@ -236,6 +242,10 @@ def test_images_are_converted_for_a_teacher_that_sees_the_same_view():
     converted = convert_images(images, ours, theirs)
     assert converted.shape == (1, 3, 16, 16)
     torch.testing.assert_close(converted, torch.full_like(converted, (0.7 - 0.5) / 0.25))
+    red = torch.tensor([1.0, 0.0, 0.0])[None, :, None, None].expand(1, 3, 8, 8)
+    plain = {"size": 8, "mean": (0.0,), "std": (1.0,)}
+    grey = convert_images(red, Preprocess(**plain), Preprocess(**plain, channels=1))
+    torch.testing.assert_close(grey, torch.full((1, 1, 8, 8), 0.299))  # as the loader's
 
 
 @pytest.mark.parametrize(
@@ -269,3 +279,103 @@ def test_a_teacher_that_cannot_teach_is_one_line(taught, tmp_path, change, messa
     with pytest.raises(UserError, match=message):
         taught(**change)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_requested_temperature_wins(taught):
+    run = taught(settings={**FLIPS, "teacher": {"temperature": 2.5}})
+    assert read_recipe(run.folder / "recipe.toml")["teacher"]["temperature"] == 2.5
+
+
+def test_a_recipe_with_a_teacher_given_in_python_uses_its_cached_answers(
+    taught, digits, tmp_path, monkeypatch
+):
+    first = taught("first")
+    recipe = first.folder / "recipe.toml"
+    again = digits("again", {}, recipe=recipe)
+    assert equal(tensors(first.folder), tensors(again.folder))
+    other = vitrail.open_data("digits")
+    other.splits[:] = np.roll(other.splits, 3)
+    with pytest.raises(UserError, match="has answered for other images; give it in Python"):
+        vitrail.train(other, recipe=recipe, out=tmp_path / "other", quiet=True)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "empty"))
+    with pytest.raises(UserError, match="are not in the cache folder; start a new run in Python"):
+        digits("gone", {}, recipe=recipe)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"settings": {**FLIPS, "teacher": {"temperature": 2.0}}}, "set teacher.weights, or give"),
+        (
+            {"settings": {**FLIPS, "joint": {"ratio": 3}}, "labels_only": 0.1, "teacher": "x"},
+            "set `joint.ratio=0`, or omit `teacher`",
+        ),
+    ],
+)
+def test_settings_that_exclude_a_teacher_or_lack_one_are_one_line(digits, arguments, message):
+    with pytest.raises(UserError, match=message):
+        digits(**arguments)
+
+
+def test_frozen_blocks_refuse_features_before_the_teacher_is_asked(taught, digits, tmp_path):
+    start = digits("start", {**SMALL, "data": {"workers": 0}})
+    asked = []
+    teacher = Teacher(model=lambda x: asked.append(x) or x.flatten(1), preprocess=VIEW)
+    with pytest.raises(UserError, match="which frozen blocks cannot learn; set `tune='all'`"):
+        taught(teacher=teacher, weights=start.folder, tune="head", settings={})
+    assert not asked and not (tmp_path / "run").exists()
+
+
+def test_frozen_blocks_learn_from_cached_answers_on_a_fast_device(taught, digits, monkeypatch):
+    """Their batches hold tokens, which the teacher cannot see; a CPU stands for a GPU."""
+    start = digits("start", {**SMALL, "data": {"workers": 0}})
+    monkeypatch.setattr("vitrail.run.teacher.SLOW_DEVICES", ())
+    settings = {"train": {"steps": 3}, "data": {"workers": 0}}
+    options = {"weights": start.folder, "tune": "head", "settings": settings}
+    run = taught(teacher=str(start.folder), **options)
+    assert run.metrics["steps"] == 3
+    with pytest.raises(UserError, match="mixup changes images"):
+        settings["data"] = {"augment": {"mixup": 0.5}}
+        taught("mixed", teacher=str(start.folder), **options)
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_a_fast_device_asks_only_about_views_and_validation_images(
+    taught, digits, monkeypatch, features
+):
+    teacher = digits("teacher", {**SMALL, "data": {"workers": 0}}).folder
+    monkeypatch.setattr("vitrail.run.teacher.SLOW_DEVICES", ())
+    if features:
+        loaded = load_teacher(teacher, vitrail.open_data("digits"), True)
+        monkeypatch.setattr("vitrail.run.teacher.load_teacher", lambda *arguments: loaded)
+
+    def refuse(*arguments):
+        raise AssertionError("the training images were answered in advance")
+
+    monkeypatch.setattr("vitrail.run.teacher.compute_answers", refuse)
+    run = taught(teacher=str(teacher), settings=SMALL)  # with mixup, which it sees
+    stored = read_recipe(run.folder / "recipe.toml")["teacher"]
+    assert (stored["features"], stored["regions"]) == ((16, 4) if features else (0, 0))
+
+
+@pytest.mark.parametrize("error", [OSError("no network\ntraceback"), ValueError("no weights")])
+def test_a_model_of_timm_that_cannot_be_downloaded_is_one_line(taught, monkeypatch, error):
+    timm, data = ModuleType("timm"), ModuleType("timm.data")
+
+    def create(name, **settings):
+        raise error
+
+    timm.create_model = create
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    monkeypatch.setitem(sys.modules, "timm.data", data)
+    with pytest.raises(UserError, match="check its name and the network") as caught:
+        taught(teacher="timm:resnet10t")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_teacher_with_any_number_of_labels_is_refused(taught, tmp_path):
+    vit = vitrail.ViTConfig(image=8, patch=2, channels=1, width=16, depth=1, heads=1, classes=10)
+    metadata = {"classes": DIGITS, "labels": "multi", "preprocess": VIEW}
+    save_model(tmp_path / "multi.safetensors", vitrail.ViT(vit), metadata)
+    with pytest.raises(UserError, match="any number of labels for an image; give one that"):
+        taught(teacher=tmp_path / "multi.safetensors")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -212,6 +213,17 @@ def test_a_process_that_hangs_is_named_after_the_timeout():
         assert isinstance(found, PeerLost)
     told = [str(found) for found in (first, last)]
     assert any("rank 1 of 3 did not respond for 2 seconds" in line for line in told), told
+
+
+def test_a_leader_may_work_alone_for_longer_than_the_timeout():
+    def waits(world):
+        def work():
+            time.sleep(4.5)
+            return world.rank
+
+        return [world.on_slow_leader(work), world.on_slow_leader(lambda: 7)]
+
+    assert ranks(2, waits, timeout=3) == [[0, 7]] * 2
 
 
 def test_a_process_that_dies_is_told_at_once():

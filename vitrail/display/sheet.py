@@ -55,15 +55,23 @@ def draw_sheet(
 
 
 def denormalise(
-    images: Tensor, mean: Sequence[float], std: Sequence[float], stretch: bool = False
+    images: Tensor,
+    mean: Sequence[float],
+    std: Sequence[float],
+    stretch: bool = False,
+    like: Tensor | None = None,
 ) -> np.ndarray:
-    """Normalised floats (B, C, H, W) as uint8 (B, H, W, 3); grey unless there are 3 channels."""
+    """Normalised floats (B, C, H, W) as uint8 (B, H, W, 3); grey unless there are 3 channels.
+
+    `stretch` shows each image from its lowest to its highest value, or from those of `like`.
+    """
     scale = torch.tensor(std)[:, None, None]
     shift = torch.tensor(mean)[:, None, None]
     values = images * scale + shift
     if stretch:
-        low = values.amin(dim=(1, 2, 3), keepdim=True)
-        values = (values - low) / (values.amax(dim=(1, 2, 3), keepdim=True) - low).clamp(min=1e-12)
+        shown = values if like is None else like * scale + shift
+        low, high = shown.amin(dim=(1, 2, 3), keepdim=True), shown.amax(dim=(1, 2, 3), keepdim=True)
+        values = (values - low) / (high - low).clamp(min=1e-12)
     pixels = (values * 255).round().clamp(0, 255).to(torch.uint8)
     colour = pixels if len(mean) == 3 else pixels[:, :1].expand(-1, 3, -1, -1)
     return colour.permute(0, 2, 3, 1).contiguous().numpy()

@@ -58,8 +58,7 @@ def check_recipe(recipe: Recipe, summary: DataSummary) -> None:
     vit, preprocess = recipe.vit, recipe.preprocess
     if recipe.pretrain is not None:
         check_pretraining(vit, recipe.pretrain, recipe.train)
-        if recipe.train.batch // recipe.train.accumulate < 2:
-            raise UserError("a batch norm needs two images or more; raise `train.batch`")
+        check_batch(recipe.train, summary.images)
     elif vit.head == "none":
         raise UserError("a model with vit.head none cannot classify; set `vit.head='linear'`")
     if recipe.joint is not None:
@@ -111,9 +110,22 @@ def check_pretraining(vit: ViTConfig, config: PretrainConfig, train: TrainConfig
             raise UserError(f"train.{name} is for training with labels; omit it")
     if vit.head != "none":
         raise UserError("pretraining needs no head; omit `vit.head`")
-    if vit.pool == "map":
+    if vit.pool == "map" and config.method != "teacher":
         raise UserError(
-            f"attention pooling learns nothing from {config.method} images; set `vit.pool='avg'`"
+            f"attention pooling learns nothing with method {config.method}, which compares "
+            f"patches; set `vit.pool='avg'`"
+        )
+
+
+def check_batch(train: TrainConfig, images: int) -> None:
+    """Raises if a forward pass of a pretraining would have a single image."""
+    if images < 2:
+        raise UserError("a pretraining needs two training images or more; add images")
+    if train.batch // train.accumulate < 2:
+        lower = " or lower `train.accumulate`" if train.accumulate > 1 else ""
+        raise UserError(
+            f"a pretraining needs two images or more in each forward pass; raise "
+            f"`train.batch`{lower}"
         )
 
 
@@ -255,11 +267,6 @@ def wrap_backbone(model: ViT, recipe: Recipe) -> nn.Module:
     if recipe.joint is not None and recipe.uses_unlabelled:
         return JointClassifier(model, recipe.joint, *normalisation(recipe))
     if recipe.teacher is not None and recipe.teacher.features:
-        if recipe.train.frozen:
-            raise UserError(
-                "a teacher with other classes teaches features, which frozen blocks cannot learn; "
-                "set `tune='all'`, or omit `teacher`"
-            )
         return FeatureStudent(model, recipe.teacher.features, recipe.teacher.regions)
     return model
 

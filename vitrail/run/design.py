@@ -30,7 +30,12 @@ from vitrail.run.recipe import (
     settings_to_dict,
 )
 from vitrail.run.request import AUTO, NONE, Request
-from vitrail.run.semi_supervised import choose_joint, step_cost, use_unlabelled
+from vitrail.run.semi_supervised import (
+    choose_joint,
+    labelled_fraction,
+    step_cost,
+    use_unlabelled,
+)
 from vitrail.run.teacher import CALLABLE, sees_views
 from vitrail.run.unlabelled import choose_pretraining
 from vitrail.training.learner import training_dtype
@@ -70,6 +75,7 @@ def design_recipe(
     `images` is the number of training images if the source is only a sample of them.
     """
     check_settings(Recipe, request.settings)
+    check_teacher_request(request)
     summary = auto.summarise(source)
     if images is not None:
         summary = replace(summary, images=images)
@@ -88,16 +94,30 @@ def design_recipe(
             f"starts from scratch; give `weights`, or omit `tune`"
         )
     if start is None:
-        choice = design_from_scratch(summary, request, requested, device, processes)
+        choice = design_from_scratch(source, summary, request, requested, device, processes)
     else:
         choice = design_fine_tuning(summary, request, requested, start, device)
+    frozen = requested["train"].get("frozen", choice.settings["train"].get("frozen", 0))
     if (teacher := request.asks_teacher) is not None:
         name = teacher if isinstance(teacher, str) else CALLABLE
-        if not sees_views(name, device):
+        if not sees_views(name, device, frozen):
             keep_whole_images(choice, requested)
-    if requested["train"].get("frozen", choice.settings["train"].get("frozen", 0)):
+    if frozen:
         keep_cached_views(choice, requested)
     return compose_design(source, request, requested, summary, choice, device, why)
+
+
+def check_teacher_request(request: Request) -> None:
+    """Raises for settings of a teacher that is missing, or that exclude one."""
+    settings = request.settings
+    if request.asks_teacher is None:
+        if "teacher" in settings:
+            raise UserError("[teacher] names no teacher; set teacher.weights, or give `teacher`")
+    elif settings.get("joint", {"ratio": 0}).get("ratio") != 0:
+        raise UserError(
+            "[joint] uses images without labels, which a training with a teacher does not; set "
+            "`joint.ratio=0`, or omit `teacher`"
+        )
 
 
 def keep_whole_images(choice: auto.Choice, requested: Mapping[str, Any]) -> None:
@@ -110,8 +130,8 @@ def keep_whole_images(choice: auto.Choice, requested: Mapping[str, Any]) -> None
         choice,
         requested,
         CHANGES_ANSWER,
-        "changes images, and on a CPU the teacher answers only for whole ones; omit it, or omit "
-        "`teacher`",
+        "changes images, and the cached answers of the teacher are for whole ones; omit it, or "
+        "omit `teacher`",
     )
     if dropped:
         chosen = choice.settings["data"]["augment"]
@@ -228,6 +248,7 @@ def design_pretraining(
         summary,
         request.method,
         model=request.model or request.settings.get("model"),
+        requested=request.settings.get("vit"),
         start=start,
         minutes=request.minutes,
         epochs=train.get("epochs"),
@@ -303,6 +324,7 @@ def starts_from_published(summary: auto.DataSummary) -> bool:
 
 
 def design_from_scratch(
+    source: Source,
     summary: auto.DataSummary,
     request: Request,
     requested: Mapping[str, Any],
@@ -312,10 +334,11 @@ def design_from_scratch(
     train, joint, minutes = requested["train"], None, request.minutes
     model, vit = request.model or request.settings.get("model"), None
     if request.lacks_labels and request.asks_teacher is None:
-        joint = request_joint(summary, request.labelled, requested)
+        labelled = labelled_fraction(source, request)
+        joint = request_joint(summary, labelled, requested)
         minutes = None if minutes is None else minutes / step_cost(joint)
         if joint.ratio and model is None:  # it learns from all images
-            everything = replace(summary, images=round(summary.images / request.labelled))
+            everything = replace(summary, images=round(summary.images / labelled))
             rate = auto.training_rate(device.type, processes)
             model, vit = auto.choose_model(everything, device.type, rate, request.minutes, None)
     choice = auto.choose_from_scratch(
@@ -341,7 +364,8 @@ def request_joint(
     summary: auto.DataSummary, labelled: float, requested: Mapping[str, Any]
 ) -> JointConfig:
     """How images without labels are used: chosen from the data, changed by the request."""
-    chosen = settings_to_dict(choose_joint(summary, labelled))
+    batch = requested["train"].get("batch")
+    chosen = settings_to_dict(choose_joint(summary, labelled, batch))
     return settings_from_dict(JointConfig, {**chosen, **requested.get("joint", {})}, "joint.")
 
 

@@ -195,7 +195,8 @@ class Driver:
             )
         self.recorder.save_best(backbone, None)
         images = len(split_indices(self.loader.source, "val"))
-        if (collapse := describe_collapse(scores, method, images)) is not None:
+        random_rank = self.progress.random_rank or 0.0
+        if (collapse := describe_collapse(scores, method, images, random_rank)) is not None:
             self.recorder.print(f"warning: {collapse}")
         return scores
 

@@ -15,6 +15,7 @@ from vitrail.run.quality import (
     adapt_backbone,
     describe_collapse,
     evaluate_pretraining,
+    measure_random_rank,
     probe_backbone,
 )
 from vitrail.run.recipe import Recipe
@@ -45,10 +46,13 @@ def complete_pretraining(
     assert recipe.pretrain is not None
     method = recipe.pretrain.method
     metadata |= {"classes": None, "pretraining": method}
+    if progress.random_rank is None:
+        progress.random_rank = measure_random_rank(recipe, learner, loader, world)
     with open_recorder(folder, recipe, progress, metadata, options, world) as recorder:
         Driver(folder, recipe, loader, learner, progress, recorder, world).drive()
     backbone = adapt_backbone(learner, loader)
     scores = evaluate_pretraining(recipe, learner, backbone, loader, world)
+    images = len(split_indices(loader.source, "val"))
     metrics = {
         "run": str(folder),
         "model": recipe.model,
@@ -58,7 +62,7 @@ def complete_pretraining(
         "seconds": round(progress.seconds, 1),
         "loss": scores["val_loss"],
         "rank": scores["val_rank"],
-        "collapsed": describe_collapse(scores, method, len(split_indices(loader.source, "val"))),
+        "collapsed": describe_collapse(scores, method, images, progress.random_rank),
     }
     metrics = world.on_leader(
         lambda: write_quality(folder, recipe, backbone, loader, metadata, metrics)

@@ -20,6 +20,7 @@ class Progress:
     epoch_images: int = 0
     best: Best | None = None
     expected: dict[str, Any] | None = None  # accuracy that frozen features reach
+    random_rank: float | None = None  # effective rank of random weights, in a pretraining
 
     def start_epoch(self) -> None:
         self.epoch_loss, self.epoch_steps, self.epoch_correct, self.epoch_images = 0.0, 0, 0, 0

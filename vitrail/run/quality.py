@@ -35,7 +35,7 @@ PROBE_PASSES = 2  # forward passes over them: trained and random weights
 NEIGHBOURS = 10
 SEARCHED = 1000  # validation images among which the report finds neighbours, at most
 RANKED_IMAGES = 10  # from which on the rank says something; that of two images is always 1
-COLLAPSED_RANK = 1.5  # directions that the features use; fewer tell images hardly apart
+COLLAPSED_RANK = 0.5  # of the effective rank of random weights; less tells images hardly apart
 COLLAPSED_SPREAD = 1e-3  # relative standard deviation of the features
 NORM_BATCHES = 8  # whole images for the batch norms of a stem that has seen blanked ones
 
@@ -81,11 +81,29 @@ def evaluate_pretraining(
     return world.on_leader(score)
 
 
-def describe_collapse(scores: dict[str, Any], method: str, images: int) -> str | None:
-    """What to do if the features hardly differ between so many images; None if they do."""
+def measure_random_rank(recipe: Recipe, learner: Learner, loader: Loader, world: World) -> float:
+    """The effective rank of the features of random weights on the validation images."""
+    extractor = PatchFeatures(make_random_backbone(recipe, loader))
+    width = recipe.vit.width
+    found = predict_split_distributed(extractor, loader, "val", learner.dtype, world, width)
+
+    def rank() -> float:
+        assert found is not None  # the leader has them
+        return effective_rank(found.logits)
+
+    return world.on_leader(rank)
+
+
+def describe_collapse(
+    scores: dict[str, Any], method: str, images: int, random_rank: float
+) -> str | None:
+    """What to do if the features hardly differ between so many images; None if they do.
+
+    `random_rank` is the effective rank of random weights.
+    """
     rank, spread = scores["val_rank"], scores["val_spread"]
-    enough = images < RANKED_IMAGES or rank >= COLLAPSED_RANK
-    if enough and spread >= COLLAPSED_SPREAD:
+    enough = images < RANKED_IMAGES or rank >= COLLAPSED_RANK * random_rank
+    if images < 2 or (enough and spread >= COLLAPSED_SPREAD):
         return None
     remedy = {
         "masked": "lower train.lr, or raise pretrain.mask",
@@ -93,8 +111,8 @@ def describe_collapse(scores: dict[str, Any], method: str, images: int) -> str |
         "teacher": "lower train.lr, or choose another teacher",
     }[method]
     return (
-        f"the features have collapsed: effective rank {rank:.1f}, relative spread {spread:.1g}; "
-        f"{remedy}"
+        f"the features have collapsed: effective rank {rank:.1f} (random weights: "
+        f"{random_rank:.1f}), relative spread {spread:.1g}; {remedy}"
     )
 
 
@@ -138,6 +156,15 @@ def adapt_norms(backbone: ViT, loader: Loader) -> None:
     backbone.train(training)
 
 
+def make_random_backbone(recipe: Recipe, loader: Loader) -> ViT:
+    """The same architecture with random weights, the baseline."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.train.seed)
+        random = ViT(recipe.vit).to(loader.device)
+    adapt_norms(random, loader)
+    return random
+
+
 def probe_backbone(recipe: Recipe, backbone: ViT, loader: Loader) -> dict[str, Any] | None:
     """k-NN and linear probe on mean patches, for the backbone and for random weights.
 
@@ -145,9 +172,7 @@ def probe_backbone(recipe: Recipe, backbone: ViT, loader: Loader) -> dict[str, A
     """
     if not can_probe(loader):
         return None
-    torch.manual_seed(recipe.train.seed)
-    random = ViT(recipe.vit).to(loader.device)
-    adapt_norms(random, loader)
+    random = make_random_backbone(recipe, loader)
     labelled = loader.with_labels()
     trained = probe_features(backbone, labelled)
     return {**trained, "random": probe_features(random, labelled)}

@@ -26,9 +26,9 @@ def save_rebuilt(folder: Path, model: MaskedAutoencoder, loader: Loader, step: i
     with eval_mode(model):
         blanked, rebuilt = model.rebuild(images)
     strips = {TRUE: images, HIDDEN: blanked, f"step-{step:08d}.png": rebuilt}
-    for name, strip in strips.items():
-        stretch = preprocess.pixels != "uint8"
-        pixels = denormalise(strip.cpu(), preprocess.mean, preprocess.std, stretch)
+    stretch, true = preprocess.pixels != "uint8", images.cpu()
+    for name, strip in strips.items():  # all in the range of the true images
+        pixels = denormalise(strip.cpu(), preprocess.mean, preprocess.std, stretch, like=true)
         files.write_file(folder / name, encode_image(join_strip(pixels), "PNG"))
     prune_strips(folder, step)
 

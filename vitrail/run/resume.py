@@ -133,7 +133,7 @@ def resume_run(
         terminal.print(f"run {folder}: resuming from step {progress.step} of {recipe.train.steps}")
         loader.prepare("train", *options.splits)
         if recipe.teacher is not None:
-            attach_teacher(recipe.teacher, loader, world, recipe.pretrain is not None)
+            attach_teacher(recipe, loader, world)
         attach_unlabelled(recipe, loader, world)
         if fresh:
             whiten_stem(recipe, learner, loader)

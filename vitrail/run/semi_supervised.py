@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from vitrail.data.config import AUGMENT_PRESETS, Augment
+from vitrail.data.config import AUGMENT_PRESETS, Augment, Columns, LabelKind
 from vitrail.data.loader import Loader
 from vitrail.data.open import open_data
-from vitrail.data.source import Source
+from vitrail.data.source import Source, split_indices
 from vitrail.data.split import use_as_training
 from vitrail.errors import UserError
 from vitrail.pretraining.config import JOINT_START, JointConfig
 from vitrail.run import auto
 from vitrail.run.recipe import Recipe, settings_to_dict
+from vitrail.run.request import Request
 from vitrail.training.distributed import World
 
 SHIFT = 0.1  # of an image without label whose class is predicted, as a fraction of the side
@@ -23,15 +24,19 @@ USUAL_RATIO = 3  # images without labels for each labelled one
 FORWARD_COST = 1 / 3  # of a prediction, against a training step on the same images
 
 
-def choose_joint(summary: auto.DataSummary, labelled: float) -> JointConfig:
+def choose_joint(
+    summary: auto.DataSummary, labelled: float, batch: int | None = None
+) -> JointConfig:
     """How many images without labels, and which changes of them keep their class.
 
-    `labelled` is the fraction of the images that have a label, 1 if it is not known.
+    `labelled` is the fraction of the images that have a label, `batch` the requested batch size.
+    The images without labels of one batch differ from each other.
     """
     photos = summary.channels == 3 and summary.pixels == "uint8"
-    without = math.ceil(1 / labelled) - 1
+    others = round(summary.images / labelled) - summary.images
+    most = others // (batch or labelled_batch(summary.images))
     return JointConfig(
-        ratio=min(without, USUAL_RATIO) if without else USUAL_RATIO,
+        ratio=min(math.ceil(others / summary.images), most, USUAL_RATIO),
         crop=0.5 if summary.side <= TINY_IMAGE else 0.35,
         flip=0.0 if summary.channels == 1 else 0.5,
         colour=0.4 if photos else 0.0,
@@ -71,6 +76,14 @@ def labelled_batch(labelled: int) -> int:
     return 1 << min(6, max(0, int(math.log2(labelled)) - 1))
 
 
+def labelled_fraction(source: Source, request: Request) -> float:
+    """The fraction of all training images whose label is used."""
+    if request.labels != "partial":
+        return request.labelled
+    everything = open_without_labels(request.data, request.columns, "partial", source, False)
+    return len(split_indices(source, "train")) / len(split_indices(everything, "train"))
+
+
 def attach_unlabelled(recipe: Recipe, loader: Loader, world: World) -> None:
     """Lets the loader add images without labels to its training batches, if the recipe uses any."""
     if recipe.joint is None or not recipe.uses_unlabelled:
@@ -80,9 +93,15 @@ def attach_unlabelled(recipe: Recipe, loader: Loader, world: World) -> None:
             f"a batch of {recipe.train.batch} cannot be divided by {world.size} processes, as "
             f"images without labels need; set `train.batch` to a multiple of {world.size}"
         )
-    source = world.leader_first(lambda: open_without_labels(recipe, loader.source, world.is_leader))
+    data = recipe.data
+    source = world.leader_first(
+        lambda: open_without_labels(
+            recipe.source, data.columns, data.labels, loader.source, world.is_leader
+        )
+    )
+    check_enough(recipe.joint.ratio, recipe.train.batch, len(split_indices(source, "train")))
     augment = Augment(flip=recipe.joint.flip, shift=SHIFT)
-    config = replace(recipe.data, augment=augment, balanced=False)
+    config = replace(data, augment=augment, balanced=False)
     loader.unlabelled = Loader(
         source,
         loader.preprocess,
@@ -97,11 +116,21 @@ def attach_unlabelled(recipe: Recipe, loader: Loader, world: World) -> None:
     loader.unlabelled.prepare("train")
 
 
-def open_without_labels(recipe: Recipe, labelled: Source, progress: bool) -> Source:
+def check_enough(ratio: int, batch: int, images: int) -> None:
+    """Raises if the images do not fill one batch."""
+    if ratio * batch > images:
+        raise UserError(
+            f"joint.ratio {ratio} and train.batch {batch} need {ratio * batch:,} training images "
+            f"in a batch, and there are {images:,}; set `joint.ratio={images // batch}` or lower"
+        )
+
+
+def open_without_labels(
+    data: str, columns: Columns, labels: LabelKind | None, labelled: Source, progress: bool
+) -> Source:
     """All training images, with or without label; those held out for evaluation are left out."""
-    if recipe.data.labels != "partial":
+    if labels != "partial":
         return use_as_training(labelled)
-    columns = recipe.data.columns
-    source = open_data(recipe.source, columns=columns, labels="none", progress=progress)
+    source = open_data(data, columns=columns, labels="none", progress=progress)
     held_out = np.flatnonzero(np.isin(labelled.splits, ("val", "test"))).tolist()
     return use_as_training(source, {labelled.ids[item] for item in held_out})

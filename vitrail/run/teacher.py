@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from vitrail.arguments import check_fields
 from vitrail.data.config import DataConfig, Preprocess
 from vitrail.data.loader import Batch, Loader
+from vitrail.data.pixels import LUMA
 from vitrail.data.source import Source, is_multi_label, split_indices
 from vitrail.data.sources.places import cache_folder
 from vitrail.data.split import hash_items
@@ -28,16 +29,18 @@ from vitrail.heads.features import hash_weights, read_feature_cache, write_featu
 from vitrail.model.vit import ViT
 from vitrail.pretraining.config import TeacherConfig
 from vitrail.pretraining.teacher import region_similarities
-from vitrail.run.recipe import locate_weights
+from vitrail.run.recipe import Recipe, locate_weights
 from vitrail.training.distributed import World
 from vitrail.zoo.load import load_weights
 
 SOFTENING = 4.0  # temperature of the answers, times the one that calibrates them
-CACHE_VERSION = 2  # part of every cache key
+CACHE_VERSION = 3  # part of every cache key
 BATCH = 64
+SLOW_DEVICES = ("cpu",)  # on which the teacher answers once for each image, not for each view
 REGIONS = 4  # per side of an image, whose tokens are compared: 256 numbers, not all tokens, cached
 TIMM = "timm:"  # in front of the name of a teacher from timm
 CALLABLE = "callable:"  # in a recipe: a teacher that was given in Python, by the key of its answers
+TEACHER_DATA = DataConfig(skip_broken=True, disk_gb=0)  # how it reads the images
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +82,30 @@ class Teacher:
         return Preprocess.from_dict(self.preprocess)
 
 
+def open_teacher(asked: str | Teacher | None, recipe: Recipe, source: Source) -> Teacher | None:
+    """The teacher, checked before anything is computed.
+
+    None if the recipe has none, or one that was given in Python, of which only the answers remain.
+    """
+    teacher, pretraining = None, recipe.pretrain is not None
+    features = recipe.teacher is not None and recipe.teacher.features > 0
+    if isinstance(asked, Teacher):
+        teacher = asked
+    elif asked is not None and not asked.startswith(CALLABLE):
+        teacher = load_teacher(asked, source, pretraining)
+    if teacher is not None:
+        if pretraining:  # without labels its logits are features, too
+            teacher = replace(teacher, classes=None)
+        check_teacher(teacher, source)
+        features = teacher.classes is None
+    if asked is not None and features and recipe.train.frozen:
+        raise UserError(
+            "a teacher with other classes teaches features, which frozen blocks cannot learn; "
+            "set `tune='all'`, or omit `teacher`"
+        )
+    return teacher
+
+
 def load_teacher(path: str | Path, source: Source, features: bool = False) -> Teacher:
     """A run, weights that the zoo reads, or "timm:NAME".
 
@@ -94,6 +121,11 @@ def load_teacher(path: str | Path, source: Source, features: bool = False) -> Te
         )
     model, classes, path = loaded.model.eval(), loaded.classes, locate_weights(str(path))
     if not features and classes is not None and set(classes) == set(source.classes):
+        if loaded.metadata.labels == "multi":
+            raise UserError(
+                f"the teacher {path} predicts any number of labels for an image; give one that "
+                f"was trained with one label for each"
+            )
         return Teacher(model=model, preprocess=loaded.preprocess, classes=classes, name=str(path))
     return Teacher(model=PooledFeatures(model), preprocess=loaded.preprocess, name=str(path))
 
@@ -106,8 +138,12 @@ def load_timm_teacher(name: str) -> Teacher:
         raise UserError("timm is not installed; run pip install timm") from error
     try:
         model = timm.create_model(name.removeprefix(TIMM), pretrained=True, num_classes=0)
-    except RuntimeError as error:  # unknown, or without weights
-        raise UserError(f"timm cannot load the teacher {name}: {error}") from error
+    except (RuntimeError, OSError, ValueError) as error:  # unknown, without weights, or offline
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"timm cannot load the teacher {name}: {reason}; check its name and the network, or "
+            f"give a run or a weight file"
+        ) from error
     config = data.resolve_data_config(model=model)
     bilinear = config["interpolation"] == "bilinear"
     preprocess = Preprocess(
@@ -166,32 +202,41 @@ def check_teacher(teacher: Teacher, source: Source) -> None:
         )
 
 
-def describe_teacher(teacher: Teacher, source: Source, loader: Loader) -> TeacherConfig:
-    """The settings of a run with this teacher; computes and caches all that it answers."""
-    check_teacher(teacher, source)
-    key = answers_key(teacher, source)
-    found = compute_answers(teacher, source, key, loader.progress)
-    name = teacher.name or f"{CALLABLE}{key}"
+def describe_teacher(
+    teacher: Teacher, recipe: Recipe, loader: Loader, temperature: float | None = None
+) -> TeacherConfig:
+    """The settings of a run with this teacher, at the `temperature` requested, if any.
+
+    Computes and caches all answers, unless the teacher sees the views: then only those needed here.
+    """
+    source, name = loader.source, teacher.name
+    if watches(recipe, name or CALLABLE, loader.device):
+        limit = BATCH if teacher.classes is None or temperature else None
+        found = answer_validation(teacher, teacher_loader(teacher, loader), limit)
+    else:
+        key = answers_key(teacher, source)
+        found = compute_answers(teacher, loader, key)
+        name = name or f"{CALLABLE}{key}"
     if teacher.classes is None:
         regions = int(found["regions"].item())  # the cache stores it with one axis
-        features = found["answers"].shape[2] - regions**4
+        features = found["val"].shape[1] - regions**4
         return TeacherConfig(weights=name, features=features, regions=regions)
-    val = torch.from_numpy(found["val"])
-    labels = torch.from_numpy(source.labels[found["val_items"]])
-    softened = SOFTENING * (fit_temperature(val, labels) if len(val) else 1.0)
-    return TeacherConfig(weights=name, temperature=round(softened, 3))
+    if temperature is None:
+        val = torch.from_numpy(found["val"])
+        labels = torch.from_numpy(source.labels[found["val_items"]])
+        temperature = round(SOFTENING * (fit_temperature(val, labels) if len(val) else 1.0), 3)
+    return TeacherConfig(weights=name, temperature=temperature)
 
 
-def attach_teacher(
-    config: TeacherConfig, loader: Loader, world: World, pretraining: bool = False
-) -> None:
+def attach_teacher(recipe: Recipe, loader: Loader, world: World) -> None:
     """Lets the loader add the teacher's answers to the targets of its training batches."""
-    source = loader.source
-    if sees_views(config.weights, loader.device) and not pretraining:
+    config, source = recipe.teacher, loader.source
+    assert config is not None
+    if watches(recipe, config.weights, loader.device):
         teacher = load_teacher(config.weights, source, config.features > 0)
         loader.annotate = watch_views(teacher, loader)
         return
-    found = world.leader_first(lambda: find_answers(config, source, loader.progress))
+    found = world.leader_first(lambda: find_answers(config, loader), slow=True)
     loader.annotate = TeacherAnswers(found, len(source))
 
 
@@ -216,9 +261,17 @@ class TeacherAnswers:
         return self.val[torch.from_numpy(self.val_rows[items])].float()
 
 
-def sees_views(weights: str, device: torch.device) -> bool:
-    """Whether the teacher is fast enough to see every augmented image, as on a GPU."""
-    return device.type != "cpu" and not weights.startswith(CALLABLE)
+def sees_views(weights: str, device: torch.device, frozen: int = 0) -> bool:
+    """Whether the teacher is fast enough to see every augmented image, as on a GPU.
+
+    With `frozen` blocks batches hold cached tokens of whole images, which it cannot see.
+    """
+    return device.type not in SLOW_DEVICES and not frozen and not weights.startswith(CALLABLE)
+
+
+def watches(recipe: Recipe, weights: str, device: torch.device) -> bool:
+    """Whether the teacher of this run sees every augmented image; else its answers are cached."""
+    return recipe.pretrain is None and sees_views(weights, device, recipe.train.frozen)
 
 
 def watch_views(teacher: Teacher, loader: Loader) -> Callable[[Batch], Tensor]:
@@ -229,8 +282,7 @@ def watch_views(teacher: Teacher, loader: Loader) -> Callable[[Batch], Tensor]:
 
     def annotate(batch: Batch) -> Tensor:
         x = convert_images(batch.images, ours, theirs)
-        answers = order_classes(ask(teacher, x)[0], teacher, loader.source)
-        return answers.to(batch.images.device)
+        return order_classes(ask(teacher, x)[0], teacher, loader.source)
 
     return annotate
 
@@ -243,25 +295,55 @@ def convert_images(images: Tensor, ours: Preprocess, theirs: Preprocess) -> Tens
     )
     x = images * std + mean
     if x.shape[1] != theirs.channels:
-        x = x.mean(dim=1, keepdim=True).expand(-1, theirs.channels, -1, -1)
+        if x.shape[1] == len(LUMA):  # as the loader converts colours to grey
+            x = x * torch.tensor(LUMA, dtype=x.dtype, device=x.device)[:, None, None]
+            x = x.sum(dim=1, keepdim=True)
+        else:
+            x = x.mean(dim=1, keepdim=True)
+        x = x.expand(-1, theirs.channels, -1, -1)
     size = [theirs.height, theirs.width]
     if list(x.shape[-2:]) != size:
         x = F.interpolate(x, size, mode="bicubic", antialias=True, align_corners=False)
     return (x - new_mean) / new_std
 
 
-def find_answers(config: TeacherConfig, source: Source, progress: bool) -> dict[str, NDArray[Any]]:
+def find_answers(config: TeacherConfig, loader: Loader) -> dict[str, NDArray[Any]]:
     """The answers from the cache, or computed again."""
     if config.weights.startswith(CALLABLE):
-        found = read_feature_cache(answers_path(config.weights.removeprefix(CALLABLE)))
-        if found is None:
-            raise UserError(
-                "the answers of the teacher, given in Python, were removed from the cache "
-                "folder; start a new run with it"
-            )
-        return found
-    teacher = load_teacher(config.weights, source, config.features > 0)
-    return compute_answers(teacher, source, answers_key(teacher, source), progress)
+        return read_stored_answers(config)
+    teacher = load_teacher(config.weights, loader.source, config.features > 0)
+    return compute_answers(teacher, loader, answers_key(teacher, loader.source))
+
+
+def read_stored_answers(config: TeacherConfig) -> dict[str, NDArray[Any]]:
+    """The cached answers of a teacher that was given in Python."""
+    found = read_feature_cache(answers_path(config.weights.removeprefix(CALLABLE)))
+    if found is None:
+        raise UserError(
+            "the answers of the teacher, given in Python, are not in the cache folder; start a new "
+            "run in Python with `teacher`"
+        )
+    return found
+
+
+def check_stored_answers(config: TeacherConfig, source: Source) -> None:
+    """Raises unless the answers of a teacher that was given in Python are for these images."""
+    images = read_stored_answers(config).get("images")
+    if images is None or images.tobytes() != hash_images(source):
+        raise UserError(
+            "the teacher of the recipe was given in Python and has answered for other images; "
+            "give it in Python as `teacher`"
+        )
+
+
+def hash_images(source: Source) -> bytes:
+    """A checksum of the training and validation images, where they are, and the classes."""
+    checksum = hashlib.sha256(json.dumps(list(source.classes)).encode())
+    for split in ("train", "val"):
+        items = split_indices(source, split)
+        checksum.update(items.astype("<i8").tobytes())
+        checksum.update(hash_items(source, items, progress=False).tobytes())
+    return checksum.digest()
 
 
 def answers_path(key: str) -> Path:
@@ -274,7 +356,6 @@ def answers_key(teacher: Teacher, source: Source) -> str:
         "version": CACHE_VERSION,
         "preprocess": teacher.settings.to_dict(),
         "classes": list(teacher.classes or ()),
-        "order": list(source.classes),
     }
     checksum = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     network = getattr(teacher.model, "backbone", teacher.model)
@@ -285,48 +366,74 @@ def answers_key(teacher: Teacher, source: Source) -> str:
                 if name.startswith("head"):
                     checksum.update(tensor.cpu().numpy().tobytes())
     else:
-        loader = teacher_loader(teacher, source, progress=False)
+        loader = Loader(source, teacher.settings, TEACHER_DATA, batch=BATCH, progress=False)
         first = next(loader.evaluation("train", BATCH, limit=BATCH)).images
         checksum.update(ask(teacher, first)[0].numpy().tobytes())
-    for split in ("train", "val"):
-        checksum.update(hash_items(source, split_indices(source, split), progress=False).tobytes())
+    checksum.update(hash_images(source))
     return checksum.hexdigest()
 
 
-def teacher_loader(teacher: Teacher, source: Source, progress: bool) -> Loader:
-    """The images as the teacher expects them."""
-    config = DataConfig(skip_broken=True, disk_gb=0)
-    return Loader(source, teacher.settings, config, batch=BATCH, progress=progress)
+def teacher_loader(teacher: Teacher, loader: Loader) -> Loader:
+    """The images as the teacher expects them, on the device that it is moved to.
+
+    A callable that was given in Python gets them on the CPU.
+    """
+    device = torch.device("cpu")
+    if teacher.name and isinstance(teacher.model, torch.nn.Module):
+        device = loader.device
+        teacher.model.to(device)
+    return Loader(
+        loader.source,
+        teacher.settings,
+        TEACHER_DATA,
+        batch=BATCH,
+        device=device,
+        progress=loader.progress,
+    )
 
 
-def compute_answers(
-    teacher: Teacher, source: Source, key: str, progress: bool
-) -> dict[str, NDArray[Any]]:
+def compute_answers(teacher: Teacher, student: Loader, key: str) -> dict[str, NDArray[Any]]:
     """Answers to each training image and its mirror image, and to the validation images."""
     if (stored := read_feature_cache(answers_path(key))) is not None:
         return stored
-    loader = teacher_loader(teacher, source, progress)
+    source, loader = student.source, teacher_loader(teacher, student)
     loader.prepare("train", "val", training=False)
     rows: list[Tensor] = []
     items: list[NDArray[np.int64]] = []
     count = len(loader.rank_items("train"))
-    with progress_bar("asking the teacher", count, show=progress) as advance:
+    with progress_bar("asking the teacher", count, show=loader.progress) as advance:
         for batch in loader.evaluation("train", BATCH):
-            views = [ask(teacher, x)[0] for x in (batch.images, batch.images.flip(-1))]
+            views = [ask(teacher, x)[0].cpu() for x in (batch.images, batch.images.flip(-1))]
             rows.append(order_classes(torch.stack(views, dim=1), teacher, source))
             items.append(batch.items)
             advance(len(batch.items))
-    val = [ask(teacher, batch.images)[0] for batch in loader.evaluation("val", BATCH)]
-    width, (_, regions) = rows[0].shape[-1], ask(teacher, batch.images)
     found: dict[str, NDArray[Any]] = {
         "answers": torch.cat(rows).half().numpy(),
         "items": np.concatenate(items),
-        "val": order_classes(torch.cat([*val, torch.zeros(0, width)]), teacher, source).numpy(),
-        "val_items": loader.rank_items("val"),
-        "regions": np.array(regions),
+        "images": np.frombuffer(hash_images(source), np.uint8),
+        **answer_validation(teacher, loader),
     }
     write_feature_cache(answers_path(key), found)
     return found
+
+
+def answer_validation(
+    teacher: Teacher, loader: Loader, limit: int | None = None
+) -> dict[str, NDArray[Any]]:
+    """Answers to the validation images, up to a limit, and the regions that they compare."""
+    batches = [
+        (batch.items, *ask(teacher, batch.images))
+        for batch in loader.evaluation("val", BATCH, limit)
+    ]
+    if not batches:  # without validation images, the width of the answers alone
+        answers, regions = ask(teacher, next(loader.evaluation("train", 1, limit=1)).images)
+        batches = [(np.zeros(0, np.int64), answers[:0], regions)]
+    items, rows, counts = zip(*batches, strict=True)
+    return {
+        "val": order_classes(torch.cat(rows), teacher, loader.source).cpu().numpy(),
+        "val_items": np.concatenate(items),
+        "regions": np.array(counts[0]),
+    }
 
 
 def order_classes(answers: Tensor, teacher: Teacher, source: Source) -> Tensor:
@@ -366,7 +473,7 @@ def ask(teacher: Teacher, images: Tensor) -> tuple[Tensor, int]:
         answers = torch.cat([answers, compare_regions(maps, len(images))], dim=1)
     if not answers.isfinite().all():
         raise UserError("the teacher returned NaN or infinity; use another one")
-    return answers.cpu(), 0 if maps is None else REGIONS
+    return answers, 0 if maps is None else REGIONS
 
 
 def compare_regions(maps: Any, images: int) -> Tensor:

@@ -43,7 +43,14 @@ from vitrail.run.storage.folder import (
 )
 from vitrail.run.storage.journal import import_summary_writer
 from vitrail.run.storage.record import RECIPE, prepend_reasons
-from vitrail.run.teacher import Teacher, attach_teacher, describe_teacher, load_teacher
+from vitrail.run.teacher import (
+    CALLABLE,
+    Teacher,
+    attach_teacher,
+    check_stored_answers,
+    describe_teacher,
+    open_teacher,
+)
 from vitrail.run.terminal import Terminal
 from vitrail.run.transfer import expect_accuracy
 from vitrail.run.unlabelled import open_images
@@ -152,25 +159,18 @@ def start_run(
     out: Path | None,
     started: float,
     world: World,
-    source: Source | None = None,
+    opened: Source | None = None,
 ) -> Run:
     """Starts a run in a new folder, or resumes the one that this torchrun has started."""
     world.on_leader(lambda: check_output(out, options, world.launch_id))
-    why: list[str] = []
-    if source is None and request.method is not None:
-        source, request, why = open_for_pretraining(request, world)
-    elif source is None:
-        source = open_on_all_ranks(
-            request.data, request.columns, request.labels, world, request.labelled
-        )
-    elif request.method is None:
-        source = keep_labels(source, request.labelled)
+    source, request, why = open_source(request, opened, world)
     earlier = world.on_leader(lambda: find_restarted_run(out, source, world.launch_id))
     if earlier and world.on_leader(lambda: (Path(earlier) / RECIPE).is_file()):
         return resume_run(Path(earlier), request.device, options, world)
     device = pick_device(request.device, world.local_rank)
     design = share_design(lambda: design_recipe(source, request, device, world.size), device, world)
     design.reasons.extend(why)
+    teacher = world.leader_first(lambda: open_teacher(request.asks_teacher, design.recipe, source))
     suffix = "" if request.method is None else PRETRAINED
     folder = Path(world.on_leader(lambda: earlier or str(create_run_folder(out, source, suffix))))
     terminal = Terminal(quiet=options.quiet)
@@ -182,7 +182,7 @@ def start_run(
             progress = Progress(fingerprint=shared_fingerprint(source, world))
             loader.prepare("train", *options.splits)
             recipe = measure_normalisation(design, loader, world)
-            recipe = ask_teacher(request.asks_teacher, recipe, loader, terminal, world)
+            recipe = ask_teacher(request, teacher, recipe, loader, terminal, world)
             attach_unlabelled(recipe, loader, world)
             learner = make_learner(recipe, device, world)
             whiten_stem(recipe, learner, loader)
@@ -195,6 +195,23 @@ def start_run(
         return complete_run(folder, recipe, loader, learner, progress, options, world)
 
 
+def open_source(
+    request: Request, opened: Source | None, world: World
+) -> tuple[Source, Request, list[str]]:
+    """The data of a run, the request with the labels that it has, and reasons."""
+    if request.method is not None:
+        if opened is None:
+            return open_for_pretraining(request, world)
+        kind = label_kind(opened)
+        return opened, request.with_labels(None if kind == "single" else kind), []
+    if opened is not None:
+        return keep_labels(opened, request.labelled), request, []
+    source = open_on_all_ranks(
+        request.data, request.columns, request.labels, world, request.labelled
+    )
+    return source, request, []
+
+
 def open_for_pretraining(request: Request, world: World) -> tuple[Source, Request, list[str]]:
     """The images, the request with the labels that they have, and reasons."""
     source, reason = open_images(request.data, request.columns, request.labels, world)
@@ -204,23 +221,34 @@ def open_for_pretraining(request: Request, world: World) -> tuple[Source, Reques
 
 
 def ask_teacher(
-    asked: str | Teacher | None, recipe: Recipe, loader: Loader, terminal: Terminal, world: World
+    request: Request,
+    teacher: Teacher | None,
+    recipe: Recipe,
+    loader: Loader,
+    terminal: Terminal,
+    world: World,
 ) -> Recipe:
     """The recipe with its teacher, whose answers the loader adds to its batches from now on."""
-    if asked is None:
+    if request.asks_teacher is None:
         return recipe
-    source, pretraining = loader.source, recipe.pretrain is not None
-    teacher = load_teacher(asked, source, pretraining) if isinstance(asked, str) else asked
-    if pretraining:  # without labels its logits are features, too
-        teacher = replace(teacher, classes=None)
-    found = world.on_leader(lambda: settings_to_dict(describe_teacher(teacher, source, loader)))
-    config = settings_from_dict(TeacherConfig, found)
+    requested = request.settings.get("teacher", {}).get("temperature")
+
+    def describe() -> dict[str, Any]:
+        if teacher is not None:
+            return settings_to_dict(describe_teacher(teacher, recipe, loader, requested))
+        assert recipe.teacher is not None
+        check_stored_answers(recipe.teacher, loader.source)
+        return settings_to_dict(recipe.teacher)
+
+    config = settings_from_dict(TeacherConfig, world.on_slow_leader(describe))
     what = f"features of width {config.features}"
     if not config.features:
         what = f"answers at temperature {config.temperature:g}, half of the loss"
-    terminal.print(f"teacher {teacher.name or 'given in Python'}: {what}")
-    attach_teacher(config, loader, world, pretraining)
-    return replace(recipe, teacher=config)
+    name = "given in Python" if config.weights.startswith(CALLABLE) else config.weights
+    terminal.print(f"teacher {name}: {what}")
+    recipe = replace(recipe, teacher=config)
+    attach_teacher(recipe, loader, world)
+    return recipe
 
 
 def check_output(out: Path | None, options: Options, launch_id: str) -> None:

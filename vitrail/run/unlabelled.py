@@ -1,19 +1,25 @@
 """Chooses the settings for pretraining on images without labels, with a reason for each."""
 
+import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from vitrail.data.config import AUGMENT_PRESETS, Augment, Columns, LabelKind, Preprocess
 from vitrail.data.open import open_data
 from vitrail.data.source import Source
+from vitrail.data.sources.folder import BESIDE_TRAINING, NO_CLASS
 from vitrail.data.sources.table import MissingLabel
+from vitrail.display.text import format_count
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.pretraining.config import Method, PretrainConfig
 from vitrail.run import auto
 from vitrail.run.dataset import open_on_all_ranks
-from vitrail.run.recipe import settings_to_dict
+from vitrail.run.recipe import settings_from_dict, settings_to_dict
 from vitrail.training.distributed import World
+
+log = logging.getLogger(__name__)
 
 LARGE_PATCH = 16  # pixels from which the targets are normalised in each patch (He et al., 2022)
 FEW_PATCHES = 36  # with fewer, three quarters hide nearly everything
@@ -35,12 +41,25 @@ def open_images(
         except UserError as error:
             open_data(data, columns=columns, labels="none", progress=world.is_leader)
             return "none", f"labels: none ({error})"
-        if "not in a class folder" in source.ignored.values():
+        if NO_CLASS in source.ignored.values():
             return "none", "labels: none, as some images are not in a class folder"
         return kind, "labels: only measure the features; training does not see them"
 
     kind, why = world.on_leader(lambda: (labels, "") if labels else find_labels(None))
-    return open_on_all_ranks(data, columns, kind, world, pretraining=True), why
+    source = open_on_all_ranks(data, columns, kind, world, pretraining=True)
+    if world.is_leader:
+        warn_of_ignored(source)
+    return source, why
+
+
+def warn_of_ignored(source: Source) -> None:
+    """Says which images a pretraining does not use, though it needs no labels."""
+    unused = [name for name, why in source.ignored.items() if why == BESIDE_TRAINING]
+    if unused:
+        log.warning(
+            f"ignored {format_count(len(unused), 'image')} beside the split folders, such as "
+            f"{unused[0]}; move them into train/ to learn from them"
+        )
 
 
 def choose_pretraining(
@@ -48,6 +67,7 @@ def choose_pretraining(
     method: Method,
     *,
     model: str | None = None,
+    requested: Mapping[str, Any] | None = None,
     start: tuple[str, ViTConfig, Preprocess] | None = None,
     minutes: float | None = None,
     epochs: int | None = None,
@@ -56,7 +76,11 @@ def choose_pretraining(
     device: str = "cpu",
     processes: int = 1,
 ) -> auto.Choice:
-    """The settings for learning without labels; `start` names the weights to start from."""
+    """The settings for learning without labels; `start` names the weights to start from.
+
+    The choice suits the architecture with the changes that are `requested`, but does not contain
+    them.
+    """
     rate = auto.training_rate(device, processes)
     wanted = steps * (batch or auto.batch_size(summary)) / summary.images if steps else epochs
     if start is not None:
@@ -66,7 +90,11 @@ def choose_pretraining(
     else:
         model, vit = auto.choose_model(summary, device, rate, minutes, wanted)
     channels = vit.channels if start is not None else summary.channels
+    if vit.distilled:
+        raise UserError(f"{model} has a distillation token, which needs labels; choose another")
     vit = replace(vit, channels=channels, classes=summary.classes, head="none")
+    chosen = settings_to_dict(vit)
+    vit = settings_from_dict(ViTConfig, {**chosen, **(requested or {})}, "vit.")
     pretrain, why = choose_method(summary, vit, method)
     expected = auto.expected_epochs(summary, vit, rate, minutes, wanted)
     if minutes is not None and method == "views":
@@ -84,7 +112,7 @@ def choose_pretraining(
         reasons.append(f"epochs {train['epochs']}: {'requested' if wanted else 'the default'}")
     settings = {
         "model": model,
-        "vit": settings_to_dict(vit),
+        "vit": chosen,
         "train": train,
         "data": {"augment": settings_to_dict(augment)},
         "preprocess": choose_preprocess(summary, vit, start and start[2]),

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import threading
 import time
 import uuid
 import warnings
@@ -24,6 +25,7 @@ from vitrail.errors import UserError
 TIMEOUT = 1800.0  # seconds; long, because machines may take unequally long to decode their images
 GRACE = 3.0  # seconds in which the ranks that timed out find out which rank is missing
 POLL = 0.02  # seconds between two reads of the store
+SIGNS = 8  # of life per timeout, of a leader that works alone
 TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 T = TypeVar("T")
@@ -87,13 +89,57 @@ class World:
         value = self.on_leader(load)
         return self.broadcast_tensors(loaded[0] if loaded else {}), value
 
-    def leader_first(self, function: Callable[[], T]) -> T:
+    def on_slow_leader(self, function: Callable[[], T]) -> T:
+        """Like `on_leader`, for a function that may take longer than the timeout.
+
+        The other ranks wait as long as the process of the leader shows that it is alive.
+        """
+        if self.size == 1:
+            return function()
+        assert self.store is not None
+        with self.report_lost_peers():
+            call = f"slow/call-{self.store.add(f'slow/rank-{self.rank}', 1)}"
+            if not self.is_leader:
+                self._wait_while_alive(call)
+        return self.on_leader(lambda: self._show_alive(call, function))
+
+    def _show_alive(self, call: str, function: Callable[[], T]) -> T:
+        """Counts up in the store from another thread while `function` runs."""
+        store, ended = self.store, threading.Event()
+        assert store is not None
+
+        def count() -> None:
+            while not ended.wait(self.timeout / SIGNS):
+                store.add(f"{call}/signs", 1)
+
+        thread = threading.Thread(target=count, daemon=True)
+        thread.start()
+        try:
+            return function()
+        finally:
+            ended.set()
+            thread.join()
+            store.set(f"{call}/ended", "")
+
+    def _wait_while_alive(self, call: str) -> None:
+        assert self.store is not None
+        signs, end = 0, time.monotonic() + self.timeout
+        while not self.store.check([f"{call}/ended"]):
+            if (seen := self.store.add(f"{call}/signs", 0)) != signs:
+                signs, end = seen, time.monotonic() + self.timeout
+            if time.monotonic() > end:
+                raise PeerLost(self._describe_loss("timeout"))
+            time.sleep(10 * POLL)
+
+    def leader_first(self, function: Callable[[], T], *, slow: bool = False) -> T:
         """Calls `function` on every rank, but on the leader before the others.
 
-        For a function that downloads or fills a cache which the other ranks then read.
+        For a function that downloads or fills a cache which the other ranks then read; `slow` if
+        that may take longer than the timeout.
         """
         results: list[T] = []
-        self.on_leader(lambda: results.append(function()))
+        call = self.on_slow_leader if slow else self.on_leader
+        call(lambda: results.append(function()))
         return results[0] if results else function()
 
     def all_reduce(self, *numbers: float) -> list[float]:

@@ -180,6 +180,11 @@ def apply_settings(old: ViTConfig, requested: Mapping[str, Any], source: str) ->
     if "classes" in changes and "head" not in changes:
         keeps_head = old.head != "none" and changes["classes"] == old.classes
         changes["head"] = old.head if keeps_head else "linear"
+    if old.distilled and changes.get("head") == "none":
+        raise UserError(
+            f"{source} has a distillation token, which only its two heads read; give weights "
+            f"without one"
+        )
     if changes.get("head", old.head) not in (old.head, "none", "linear"):
         raise UserError(f"{source} has no hidden layer before its head; use `vit.head='linear'`")
     return replace(old, **changes)

@@ -25,6 +25,9 @@ from vitrail.data.split import SPLIT_ALIASES, assign_splits
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
 
+BESIDE_TRAINING = "beside the folder of training images"  # why an image is ignored
+NO_CLASS = "not in a class folder"
+
 
 @dataclass(frozen=True, eq=False)
 class FileSource:
@@ -91,7 +94,7 @@ def open_folder(
     for folder in folders:
         folder_split, name = split_and_class(folder, split_folders)
         if name is None:
-            ignored |= dict.fromkeys(folder.names, "not in a class folder")
+            ignored |= dict.fromkeys(folder.names, NO_CLASS)
         elif folder.names or split:  # a class without images is a mistake, but not in a test set
             used.append((folder, folder_split, normalise_name(name)))
     if not any(folder.names for folder, _, _ in used):
@@ -139,7 +142,7 @@ def open_unlabelled(
     for folder in folders:
         top = folder.parts[0] if folder.parts else ""
         if splits and top not in splits:
-            ignored |= dict.fromkeys(folder.names, "beside the folder of training images")
+            ignored |= dict.fromkeys(folder.names, BESIDE_TRAINING)
         else:
             parts.append((folder, splits.get(top, ""), 0))
     source = merge_folders(tree.path, tree.name, (UNLABELLED,), parts, ignored)
