@@ -29,6 +29,9 @@ SMALL_SIDE, SMALL_UNTIL = 0.75, 0.5  # of the side, and of the steps
 FIRST_MOMENTUM, MOMENTUM_STEPS = 0.85, 300  # Jordan et al., 2024
 MIMETIC_QK, MIMETIC_VP = (0.7, 0.7), (0.4, 0.4)  # weight of the noise, and of the identity
 NEURON_DECAY = 0.95  # of the moving average over the rows of an update
+SMALL_BATCHES_UNTIL = 0.3  # of the steps, which have half of the images
+HARD_FRACTION, HARD_FROM = 0.5, 0.6  # of the images of a batch, and of the steps
+PATCH_STAGES = ((0.35, 0.25), (0.7, 0.5))  # of the steps, and of the patches that are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +193,39 @@ def shrink_first_batches(
         yield images, targets
 
 
+def halve_first_batches(
+    learner: Learner, batches: Iterable[loop.Batch], total: int
+) -> Iterator[loop.Batch]:
+    """Smaller batches, and so more steps, while the gradient is large (Smith et al., 2018)."""
+    for number, (images, targets) in enumerate(batches):
+        half = len(images) // 2 if number < SMALL_BATCHES_UNTIL * total else len(images)
+        yield images[:half], targets[:half]
+
+
+def skip_easy_images(
+    learner: Learner, batches: Iterable[loop.Batch], total: int
+) -> Iterator[loop.Batch]:
+    """Late steps train on the images of each batch that have the largest loss (Jordan, 2024)."""
+    for number, (images, targets) in enumerate(batches):
+        if number >= HARD_FROM * total:
+            learner.model.eval()
+            with torch.no_grad(), learner.autocast():
+                losses = F.cross_entropy(learner.model(images), targets, reduction="none")
+            hard = losses.topk(round(HARD_FRACTION * len(losses))).indices
+            images, targets = images[hard], targets[hard]
+        yield images, targets
+
+
+def drop_patches_in_stages() -> None:
+    """A quarter of the patches, then half of them, then all."""
+
+    def keep_more(step: int, total: int, patches: int, config: Any) -> int:
+        kept = [part for until, part in PATCH_STAGES if step < until * total]
+        return round(patches * kept[0]) if kept else patches
+
+    loop.patches_to_keep = keep_more
+
+
 IDEAS: dict[str, Idea] = {
     "default": Idea(),
     "smoothing": Idea(settings={"train": {"smoothing": 0.2}}),
@@ -203,6 +239,9 @@ IDEAS: dict[str, Idea] = {
     "vectors-x4": Idea(patch=partial(scale_vector_rates, 4.0)),
     "random-filters": Idea(patch=skip_whitening),
     "small-first": Idea(patch=show_small_images_first, cost=True),
+    "small-batches-first": Idea(patch=partial(patch_batches, halve_first_batches), cost=True),
+    "skip-easy": Idea(patch=partial(patch_batches, skip_easy_images), cost=True),
+    "patch-stages": Idea(patch=drop_patches_in_stages, cost=True),
     "float32": Idea(settings={"train": {"precision": "float32"}}, cost=True),
     "batch-64": Idea(settings={"train": {"batch": 64}}, cost=True),
     "batch-256": Idea(settings={"train": {"batch": 256}}, cost=True),

@@ -30,6 +30,7 @@ class TournamentSettings:
     minutes: float = 2  # of one quiet core, by which the number of steps is computed
     steps: int = 0  # instead of minutes
     recipe: float = 5  # minutes of two cores for which `train` chooses the recipe
+    plain: bool = False  # the plain ViT Nano/4 instead of the model that `train` chooses
     jobs: int = 1  # trainings at the same time, one core each
     work: Path = Path("runs/tournament")  # folder of finished trainings, which are not repeated
 
@@ -47,8 +48,17 @@ class TournamentSettings:
 def run(settings: TournamentSettings) -> str:
     """Trains what has not been trained yet; returns the table."""
     source = open_data(settings.data, progress=False)
-    steps = settings.steps or expected_steps(source, settings.recipe, settings.minutes)
-    first = Trial(data=settings.data, idea=DEFAULT, seed=0, steps=steps, recipe=settings.recipe)
+    steps = settings.steps or expected_steps(
+        source, settings.recipe, settings.minutes, settings.plain
+    )
+    first = Trial(
+        data=settings.data,
+        idea=DEFAULT,
+        seed=0,
+        steps=steps,
+        recipe=settings.recipe,
+        plain=settings.plain,
+    )
     costs = measure_costs(first, settings)
     trials = [
         replace(first, idea=idea, seed=seed, steps=equal_work(steps, costs, idea))

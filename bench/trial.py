@@ -33,26 +33,30 @@ class Trial:
     seed: int
     steps: int
     recipe: float  # minutes on two cores whose recipe is changed
+    plain: bool = False  # the plain ViT Nano/4 instead of the chosen model
 
     @property
     def file(self) -> str:
         name = f"{Path(self.data).name}_{self.idea}_{self.recipe:g}-min-recipe"
-        return f"{name}_{self.steps}-steps_seed-{self.seed}.json"
+        plain = "_plain" if self.plain else ""
+        return f"{name}{plain}_{self.steps}-steps_seed-{self.seed}.json"
 
 
-def choose_settings(source: Source, minutes: float) -> dict[str, Any]:
+def choose_settings(source: Source, minutes: float, plain: bool = False) -> dict[str, Any]:
     """The settings that `vitrail train` chooses for these minutes on two cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(RECIPE_CORES)
+    summary = auto.summarise(source)
+    name, vit = ("Nano/4", auto.small_vit("Nano", summary.side, 4)) if plain else (None, None)
     try:
-        return auto.choose_from_scratch(auto.summarise(source), minutes=minutes).settings
+        return auto.choose_from_scratch(summary, model=name, vit=vit, minutes=minutes).settings
     finally:
         torch.set_num_threads(threads)
 
 
-def expected_steps(source: Source, recipe: float, minutes: float) -> int:
+def expected_steps(source: Source, recipe: float, minutes: float, plain: bool = False) -> int:
     """Steps of the recipe that one quiet core does in these minutes, by its multiply-adds."""
-    chosen = choose_settings(source, recipe)
+    chosen = choose_settings(source, recipe, plain)
     rate = auto.images_per_second(settings_from_dict(ViTConfig, chosen["vit"]), auto.CPU_RATE)
     return max(1, round(60 * minutes * rate / chosen["train"]["batch"]))
 
@@ -63,7 +67,7 @@ def run_trial(trial: Trial, folder: Path) -> dict[str, Any]:
     if idea.patch is not None:
         idea.patch()
     source = vitrail.open_data(trial.data, progress=False)
-    settings = merge_settings(choose_settings(source, trial.recipe), idea.settings)
+    settings = merge_settings(choose_settings(source, trial.recipe, trial.plain), idea.settings)
     settings = merge_settings(settings, {"train": {"steps": trial.steps}})
     seconds = time_steps()
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted trial

@@ -2,6 +2,8 @@
 
 import json
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from bench.guard import GuardSettings
 from bench.ideas import IDEAS
 from bench.pairs import Job, available_cores, format_difference, paired_difference, run_jobs
 from bench.tournament import TournamentSettings
-from bench.trial import Trial, expected_steps, run_trial
+from bench.trial import Trial, choose_settings, expected_steps, run_trial
 from vitrail.data import augment
 from vitrail.data.open import open_data
 from vitrail.errors import UserError
@@ -33,6 +35,7 @@ def patched(monkeypatch):
         (optim.Muon, "step"),
         (optim, "group_parameters"),
         (loop, "train_steps"),
+        (loop, "patches_to_keep"),
         (optim, "orthogonalize_all"),
         (optim, "LARGE"),
     ):
@@ -175,6 +178,39 @@ def test_the_first_batches_are_small():
     batches = [(torch.zeros(1, 3, 32, 32), torch.zeros(1))] * 4
     changed = ideas.shrink_first_batches(None, batches, 4)
     assert [images.shape[-1] for images, _ in changed] == [24, 24, 32, 32]
+
+
+def test_first_batches_have_half_of_the_images():
+    batches = [(torch.zeros(4, 3, 8, 8), torch.zeros(4))] * 10
+    changed = list(ideas.halve_first_batches(None, batches, 10))
+    assert [len(images) for images, _ in changed] == [2] * 3 + [4] * 7
+    assert [len(targets) for _, targets in changed] == [2] * 3 + [4] * 7
+
+
+def test_late_batches_hold_the_images_with_the_largest_loss():
+    learner = SimpleNamespace(model=nn.Flatten(), autocast=nullcontext)
+    logits = torch.tensor([[9.0, 0], [0, 9], [9, 0], [0, 9]])  # the first two are right
+    batches = [(logits, torch.tensor([0, 1, 1, 0]))] * 5
+    *early, last, end = ideas.skip_easy_images(learner, batches, 5)
+    assert [len(images) for images, _ in early] == [4, 4, 4]
+    for images, targets in (last, end):
+        assert sorted(zip(images.argmax(dim=1).tolist(), targets.tolist(), strict=True)) == [
+            (0, 1),
+            (1, 0),
+        ]
+
+
+def test_patches_return_in_stages(patched):
+    IDEAS["patch-stages"].patch()
+    kept = [loop.patches_to_keep(step, 100, 64, None) for step in (0, 34, 35, 69, 70, 99)]
+    assert kept == [16, 16, 32, 32, 64, 64]
+
+
+def test_the_plain_vit_can_be_chosen_for_a_tournament():
+    source = open_data("digits", progress=False)
+    chosen = choose_settings(source, 5, plain=True)
+    assert (chosen["model"], chosen["vit"]["stem"]) == ("Nano/4", "patch")
+    assert (chosen["vit"]["positions"], chosen["vit"]["pool"]) == ("sincos", "avg")
 
 
 @pytest.mark.slow
