@@ -374,8 +374,14 @@ def recorded_results(summary: auto.DataSummary) -> str:
     if summary.side >= PHOTO_SIDE:
         return "from scratch, 46 % in 5 minutes was recorded on 3,068 photos of 10 kinds of clothes"
     if summary.channels == 1:
-        return "from scratch, 92.5 % was recorded on Fashion-MNIST in 5 minutes, 99.5 % on MNIST"
-    return "from scratch, 86.5 % was recorded on CIFAR-10 in 5 minutes, 90.0 % in 30"
+        return (
+            "from scratch, 92.5 % was recorded on the 54,000 training images of Fashion-MNIST in 5 "
+            "minutes, 99.5 % on MNIST"
+        )
+    return (
+        "from scratch, 87.6 % was recorded on the 45,000 training images of CIFAR-10 in 5 minutes, "
+        "90.0 % in 30"
+    )
 
 
 def requested_tune(request: Request) -> str:
