@@ -214,7 +214,8 @@ def benchmarks_page() -> str:
     order = list(BENCHMARKS)
     for path in sorted(RESULTS.glob("*.json"), key=lambda path: order.index(path.stem)):
         title = BENCHMARKS[path.stem]
-        parts.append(f"\n## {title}\n\n{path.with_suffix('.md').read_text()}\n")
+        table = path.with_suffix(".md").read_text().replace(" ± ", "&nbsp;±&nbsp;")
+        parts.append(f"\n## {title}\n\n{table}\n")
         if path.with_suffix(".svg").exists():
             parts.append(f"![{title}: the same numbers as a plot]({path.stem}.svg)\n")
         assert json.loads(path.read_text()), f"{path.name} is empty"

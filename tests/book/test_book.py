@@ -71,6 +71,7 @@ def test_every_block_of_the_chapter_prints_the_stated_output(names: dict[str, An
         "how-sure",
         "into-the-world",
         "paper-figures",
+        "teaching",
     ],
 )
 def test_every_block_of_another_chapter_prints_the_stated_output(
