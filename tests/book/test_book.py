@@ -72,6 +72,7 @@ def test_every_block_of_the_chapter_prints_the_stated_output(names: dict[str, An
         "into-the-world",
         "paper-figures",
         "teaching",
+        "what-can-happen",
     ],
 )
 def test_every_block_of_another_chapter_prints_the_stated_output(

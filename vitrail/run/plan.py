@@ -133,7 +133,7 @@ def measuring_seconds(
 ) -> tuple[float, float, float]:
     """The cost of measuring a pretraining, besides evaluations.
 
-    Once at the end; and of the short trainings with labels for each of its steps, and in all: the
+    Once at the end; and of the short training runs with labels for each of its steps, and in all: the
     larger of these two counts.
     """
     if recipe.pretrain is None:
