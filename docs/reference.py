@@ -78,7 +78,7 @@ def settings_table(section: str) -> str:
 
 def format_default(entry: Any) -> str:
     default = entry.default if entry.default is not MISSING else entry.default_factory()
-    return "none" if default is None else f"`{default}`"
+    return "not set" if default is None or default == "" else f"`{default}`"
 
 
 def format_type(kind: Any) -> str:

@@ -101,6 +101,7 @@ def test_every_setting_is_in_the_reference():
                 assert f"| `{section}.{field.name}` |" in page
     assert "peak learning rate" in page  # the comment beside the field
     assert "| `train.log_every` | int | `10` |" in page
+    assert "``" not in page  # an empty default
 
 
 def test_every_public_name_is_in_the_reference():
