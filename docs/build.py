@@ -127,7 +127,12 @@ def format_math(match: re.Match[str]) -> str:
     display = "block" if match[1] else "inline"
     formula = to_mathml((match[1] or match[2]).strip(), display=display)
     formula = formula.replace("*", "&#x2A;").replace("_", "&#x5F;")
-    return f"\n{formula}\n" if match[1] else formula
+    formula = formula.replace("<mi>ln</mi>", '<mi>ln</mi><mspace width="0.17em" />')
+    if match[1]:
+        return f"\n{formula}\n"
+    # At the start of a line, Markdown takes <math> for a block, but not <span>.
+    starts_line = match.string[: match.start()].endswith("\n")
+    return f"<span>{formula}</span>" if starts_line else formula
 
 
 def redirect_link(match: re.Match[str], page: Path, sources: set[Path]) -> str:

@@ -6,6 +6,7 @@ import re
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import vitrail
@@ -77,7 +78,7 @@ def settings_table(section: str) -> str:
 
 def format_default(entry: Any) -> str:
     default = entry.default if entry.default is not MISSING else entry.default_factory()
-    return "none" if default is None else f"`{default}`"
+    return "not set" if default is None or default == "" else f"`{default}`"
 
 
 def format_type(kind: Any) -> str:
@@ -131,7 +132,7 @@ def format_class(name: str, cls: type) -> str:
 
 def format_signature(name: str, function: Any) -> str:
     """`name(...)` on one line, or with one parameter on each."""
-    signature = inspect.signature(function)
+    signature = read_signature(function)
     line = name + clean_types(str(signature))
     if len(line) <= 88:
         return line
@@ -141,10 +142,38 @@ def format_signature(name: str, function: Any) -> str:
             parts, star = [*parts, "*"], True
         parts.append(clean_types(str(parameter)))
     result = signature.return_annotation
-    arrow = (
-        "" if result is signature.empty else f" -> {clean_types(inspect.formatannotation(result))}"
-    )
+    arrow = "" if result is signature.empty else f" -> {clean_types(str(result))}"
     return name + "(\n" + "".join(f"    {part},\n" for part in parts) + f"){arrow}"
+
+
+class Words(str):
+    """A type as a signature shows it: without quotes."""
+
+    __repr__ = str.__str__
+
+
+def read_signature(function: Any) -> inspect.Signature:
+    """The signature, with its types as a reader would write them."""
+    signature = inspect.signature(function)
+    parameters = [
+        one if one.annotation is one.empty else one.replace(annotation=spell_type(one.annotation))
+        for one in signature.parameters.values()
+    ]
+    result = signature.return_annotation
+    if result is not signature.empty:
+        result = spell_type(result)
+    return signature.replace(parameters=parameters, return_annotation=result)
+
+
+def spell_type(kind: Any) -> Words:
+    """`str | None`, whether it was written so, in quotes, or by an alias that Python expanded."""
+    if isinstance(kind, str):
+        return Words(kind)
+    if kind is type(None):
+        return Words("None")
+    if typing.get_origin(kind) in (typing.Union, UnionType):
+        return Words(" | ".join(spell_type(part) for part in typing.get_args(kind)))
+    return Words(inspect.formatannotation(kind))
 
 
 def clean_types(text: str) -> str:
@@ -185,7 +214,8 @@ def benchmarks_page() -> str:
     order = list(BENCHMARKS)
     for path in sorted(RESULTS.glob("*.json"), key=lambda path: order.index(path.stem)):
         title = BENCHMARKS[path.stem]
-        parts.append(f"\n## {title}\n\n{path.with_suffix('.md').read_text()}\n")
+        table = path.with_suffix(".md").read_text().replace(" ± ", "&nbsp;±&nbsp;")
+        parts.append(f"\n## {title}\n\n{table}\n")
         if path.with_suffix(".svg").exists():
             parts.append(f"![{title}: the same numbers as a plot]({path.stem}.svg)\n")
         assert json.loads(path.read_text()), f"{path.name} is empty"

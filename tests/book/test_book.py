@@ -71,6 +71,8 @@ def test_every_block_of_the_chapter_prints_the_stated_output(names: dict[str, An
         "how-sure",
         "into-the-world",
         "paper-figures",
+        "teaching",
+        "what-can-happen",
     ],
 )
 def test_every_block_of_another_chapter_prints_the_stated_output(

@@ -31,7 +31,7 @@ class PretrainConfig:
     crop: float = 0.2  # views: minimum area fraction of a crop at full resolution
     flip: float = 0.5  # views: probability of a horizontal flip
     colour: float = 0.4  # views: strength of brightness, contrast and saturation jitter
-    comparison: float = 0.05  # fraction of the time for trainings with labels, which measure it
+    comparison: float = 0.05  # fraction of the time for runs with labels, which measure it
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):

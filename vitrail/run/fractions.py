@@ -29,7 +29,7 @@ MEASURED = 10_000  # validation images, at most
 
 
 def compare_with_scratch(recipe: Recipe, backbone: ViT, loader: Loader) -> list[dict[str, Any]]:
-    """For each fraction, the validation accuracy of two short trainings of all weights.
+    """For each fraction, the validation accuracy of two short training runs of all weights.
 
     Both have the same images, steps and augmentation, and each the learning rates and the start
     of the head that `train` would choose: a linear probe, or zeros from scratch.

@@ -133,8 +133,8 @@ def measuring_seconds(
 ) -> tuple[float, float, float]:
     """The cost of measuring a pretraining, besides evaluations.
 
-    Once at the end; and of the short trainings with labels for each of its steps, and in all: the
-    larger of these two counts.
+    Once at the end; and of the short training runs with labels for each of its steps, and in all:
+    the larger of these two counts.
     """
     if recipe.pretrain is None:
         return 0.0, 0.0, 0.0
