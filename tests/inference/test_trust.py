@@ -49,7 +49,10 @@ def test_a_promise_needs_validation_images(weights, image):
     classifier = vitrail.load(weights)
     assert "odd" not in classifier.predict(image).to_dict()
     for promise in ({"coverage": 0.9}, {"abstain": 0.1}):
-        with pytest.raises(UserError, match=r"`data`, or store them once with `vitrail calibrate"):
+        advice = (
+            r"store them once with `vitrail calibrate MODEL DATA`, or .*`vitrail predict --data"
+        )
+        with pytest.raises(UserError, match=advice):
             classifier.predict(image, **promise)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import vitrail
 from tests.cli.conftest import call, folder
+from vitrail.data.image import load_image
 from vitrail.errors import UserError
 from vitrail.evaluation.conformal import in_sets
 from vitrail.inference.evaluate import compute_validation_logits
@@ -68,6 +69,23 @@ def test_promises_are_calibrated_again_for_the_views(folder):
     assert found.views == 4 and found.trust.sets.promised == 0.9
     assert found.temperature == several.temperature and found.trust.odd is None
     assert "4 views of each" in repr(found) and "4 views of each" in found._repr_html_()
+
+
+def test_views_are_calibrated_without_the_validation_images_that_are_broken(
+    folder, monkeypatch, caplog
+):
+    classifier, known = vitrail.load(folder), []
+
+    def break_one(content, *rest, **how):
+        known.append(content)
+        if np.array_equal(content, known[0]):
+            raise UserError("broken")
+        return load_image(content, *rest, **how)
+
+    monkeypatch.setattr("vitrail.data.reading.reader.load_image", break_one)
+    several = classifier.with_views(2)
+    assert several.predictor.calibration.images == classifier.predictor.calibration.images - 1
+    assert "skipped 1 of 1797 images" in caplog.text and "not calibrated" not in caplog.text
 
 
 def test_promises_of_views_reach_the_command_line(capsys, folder):

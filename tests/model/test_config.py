@@ -40,8 +40,8 @@ MISTAKES = [
     ({"pool": "max"}, "pool 'max' is unknown; choose one of cls, avg, cls_avg, map"),
     ({"head": None}, "head is None (NoneType); give one of linear, mlp, none"),
     ({"stem": "r101"}, "stem 'r101' is unknown; choose one of patch, conv, r9, r26, r50"),
-    ({"stem": "conv", "patch": 14}, "patch 14 is not a power of 2; use patch 4 or 8"),
-    ({"stem": "r9", "patch": 1}, "patch 1 is not a power of 2; use patch 4 or 8"),
+    ({"stem": "conv", "patch": 14}, "so patch is 2, 4, 8, ..., not 14; use patch 4 or 8"),
+    ({"stem": "r9", "patch": 1}, "so patch is 2, 4, 8, ..., not 1; use patch 4 or 8"),
     (
         {"stem": "r9", "patch": 8, "width": 60},
         "width 60 is not a multiple of patch 8; use width 64",

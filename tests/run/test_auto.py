@@ -43,6 +43,15 @@ def test_few_images_in_little_time_want_a_model_that_makes_enough_steps():
     assert chosen == ["R9+Nano/8", "R9+Micro/8", "R9+Mini/8"]
 
 
+@pytest.mark.parametrize("minutes", [0.5, 5, 10, 20, 60])
+def test_more_images_do_not_want_a_smaller_model_in_the_same_minutes(minutes):
+    names = [
+        auto.choose_from_scratch(replace(CIFAR, images=images), minutes=minutes).settings["model"]
+        for images in (300, 45_000, 1_200_000)
+    ]
+    assert len(set(names)) == 1
+
+
 def test_small_images_get_a_resnet_stem_and_tiny_ones_plain_patches():
     grey = replace(DIGITS, images=54_000, side=28)
     sets = (CIFAR, grey, PHOTOS, DIGITS)

@@ -19,11 +19,13 @@ from vitrail.data.config import Columns, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import is_labelled
 from vitrail.errors import UserError
+from vitrail.model.config import ViTConfig
+from vitrail.model.vit import ViT
 from vitrail.pretraining.config import PretrainConfig
 from vitrail.run.dataset import open_run_data
 from vitrail.run.drive import Stopped
 from vitrail.run.fractions import compare_with_scratch
-from vitrail.run.quality import describe_collapse
+from vitrail.run.quality import adapt_norms, describe_collapse
 from vitrail.run.rebuilt import list_strips, prune_strips, save_rebuilt
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
 from vitrail.run.storage.journal import read_journal
@@ -243,6 +245,29 @@ def test_batch_norms_are_those_of_whole_images(unlabelled):
     with torch.no_grad():
         seen = kept.patch_embed.backbone.layers[0].conv(images).var(dim=(0, 2, 3))
     torch.testing.assert_close(kept.get_buffer(name), seen, rtol=0.1, atol=1e-3)
+
+
+def test_batch_norms_do_not_depend_on_the_order_of_the_images():
+    order = np.random.default_rng(0).permutation(64)
+    levels = np.repeat(np.arange(64, dtype=np.uint8) // 8 * 30, 8 * 8).reshape(64, 8, 8)
+    noise = np.random.default_rng(1).integers(0, 30, (64, 8, 8), np.uint8)
+
+    def variances(images):
+        torch.manual_seed(0)
+        backbone = ViT(
+            ViTConfig(image=8, patch=2, channels=1, width=8, depth=1, heads=1, stem="r9")
+        )
+        reader = Namespace(
+            batch=16,
+            evaluation=lambda *_, **__: [Namespace(images=part) for part in images.split(16)],
+        )
+        reader.as_single_process = lambda: reader
+        adapt_norms(backbone, reader)
+        return backbone.patch_embed.backbone.layers[0].norm.running_var
+
+    images = torch.from_numpy((levels + noise) / 255.0).float()[:, None]
+    sorted_by_brightness, shuffled = variances(images), variances(images[order])
+    torch.testing.assert_close(sorted_by_brightness, shuffled, rtol=0.1, atol=0)
 
 
 def test_a_collapse_is_announced(unlabelled, monkeypatch, capsys):

@@ -226,6 +226,11 @@ def test_large_patches_on_small_images_are_refused(digits):
         digits(settings={"vit": {"patch": 4}})
 
 
+def test_a_stem_of_convolutions_on_small_images_gets_a_patch_that_it_fits(digits):
+    with pytest.raises(UserError, match=r"has only 4 patches .* try `vit.patch=2`"):
+        digits(settings={"vit": {"patch": 4, "stem": "r9"}})
+
+
 @pytest.mark.parametrize("train", [{"epochs": 5}, {"steps": 100}])
 @pytest.mark.parametrize("wish", [{"minutes": 2}, {"epochs": 3}])
 def test_two_lengths_are_refused(digits, train, wish):

@@ -81,8 +81,8 @@ def make_promise(
         if missing or calibration is None:
             raise UserError(
                 "this model file holds no results of validation images, which a promise needs; "
-                "give labelled images of its classes as `data`, or store them once with "
-                "`vitrail calibrate MODEL DATA`"
+                "store them once with `vitrail calibrate MODEL DATA`, or give labelled images to "
+                "`vitrail predict --data DATA`"
             )
         sets, risk = calibration.sets, calibration.risk
     return Promise(

@@ -265,7 +265,10 @@ def evaluate(
 
 
 def compute_validation_logits(predictor: Predictor) -> tuple[Tensor, Tensor]:
-    """Logits and labels of the validation images of the data that the predictor was trained on."""
+    """Logits and labels of the validation images of the data that the predictor was trained on.
+
+    Images that cannot be read are skipped, and logged.
+    """
     trained = predictor.training_data
     if trained.source is None:
         raise UserError("the model does not name the data it was trained on")
@@ -273,7 +276,7 @@ def compute_validation_logits(predictor: Predictor) -> tuple[Tensor, Tensor]:
     if not is_training_data or not len(split_indices(source, "val")):
         raise UserError(f"{trained.source} has no validation images")
     with progress_bar("calibrating", len(split_indices(source, "val"))) as advance:
-        outputs, labels, _ = compute_split_outputs(predictor, source, "val", 64, False, advance)
+        outputs, labels, _ = compute_split_outputs(predictor, source, "val", 64, True, advance)
     return outputs[:, : len(predictor.classes)], labels
 
 

@@ -226,8 +226,8 @@ class ViTConfig:
         if self.small_stem:
             if self.patch < 2 or self.patch.bit_count() != 1:
                 raise UserError(
-                    f"stem {self.stem} halves the image repeatedly, but patch {self.patch} is not "
-                    f"a power of 2; use patch 4 or 8"
+                    f"stem {self.stem} halves the image once or more, so patch is 2, 4, 8, ..., "
+                    f"not {self.patch}; use patch 4 or 8"
                 )
             if self.width % self.patch:
                 fit = max(1, round(self.width / self.patch)) * self.patch

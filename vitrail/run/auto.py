@@ -196,8 +196,9 @@ def choose_model(
     """The largest of the small models that gets enough epochs within the time.
 
     With a stem, twice the multiply-adds need four times the epochs; plain ViTs need more. Within
-    given minutes, the epochs of a small data set count in proportion to its images: they are many,
-    but have few steps.
+    given minutes, these are epochs of CIFAR-10, so that the number of images changes nothing: the
+    epochs of a small data set are many, but have few steps, and those of a large one are few, but
+    of as many images.
     """
     size, patch = input_size(summary.side, device)
     stem = "R9+" if patch in (4, 8) else ""
@@ -208,7 +209,7 @@ def choose_model(
         needed = (count_macs(vit) / AFFORDABLE) ** 2 if stem else plain
         counted = epochs
         if stem and minutes is not None:
-            counted *= min(1, summary.images / CIFAR_IMAGES)
+            counted *= summary.images / CIFAR_IMAGES
         if counted >= needed and (minutes or wanted or seconds < LONG_RUN):
             return f"{stem}{name}/{patch}", vit
     name = "Pico" if patch == 2 else f"{stem}Nano"

@@ -134,12 +134,15 @@ def propose_patches(recipe: Recipe) -> str:
     vit, preprocess = recipe.vit, recipe.preprocess
     sides = (*vit.size, preprocess.height, preprocess.width)
     side, common = min(sides), math.gcd(*sides)
-    if vit.stem != "patch" or side**2 < MIN_PATCHES:  # the patch size is fixed, or cannot shrink
+    divisors = [n for n in range(1, common + 1) if common % n == 0]
+    fitting = [n for n in divisors if (side // n) ** 2 >= MIN_PATCHES]
+    if vit.small_stem:
+        fitting = [n for n in fitting if n > 1 and n.bit_count() == 1 and vit.width % n == 0]
+    if not fitting or (vit.stem != "patch" and not vit.small_stem):  # whose patch size is fixed
         same = vit.size == (preprocess.height, preprocess.width)
         setting = "vit.image" if same else "preprocess.size"
         return f"`{setting}={USUAL_GRID * vit.patch}`"
-    divisors = [n for n in range(1, common + 1) if common % n == 0]
-    return f"`vit.patch={min(divisors, key=lambda n: abs(n - side / USUAL_GRID))}`"
+    return f"`vit.patch={min(fitting, key=lambda n: abs(n - side / USUAL_GRID))}`"
 
 
 def make_loader(

@@ -14,7 +14,7 @@ from torch import nn
 
 from vitrail.data.loader import Loader, limit_threads
 from vitrail.data.source import SPLITS, count_labels, split_indices
-from vitrail.display.text import format_duration
+from vitrail.display.text import format_count, format_duration
 from vitrail.errors import UserError
 from vitrail.evaluation.loop import compute_logits
 from vitrail.heads.logistic import estimate_fit_seconds
@@ -122,7 +122,9 @@ def decide_length(
         steps = config.steps or config.epochs * loader.steps
     epochs = math.ceil(steps / loader.steps) if minutes or config.steps else config.epochs
     seconds = steps * step + max(steps * compare, least) + final
-    terminal.print(f"{steps:,} steps of {config.batch} images, about {format_duration(seconds)}")
+    terminal.print(
+        f"{format_count(steps, 'step')} of {config.batch} images, about {format_duration(seconds)}"
+    )
     if minutes is None and seconds > auto.LONG_RUN:
         terminal.print("for a shorter run, stop this one and set `minutes`, for example to 60")
     return {"steps": steps, "epochs": epochs, "evaluate_every": every}

@@ -1,6 +1,7 @@
 """How good a backbone is that learned without labels: held-out loss, rank, neighbours, a probe."""
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +140,11 @@ def adapt_backbone(learner: Learner, loader: Loader) -> ViT:
 
 @torch.no_grad()
 def adapt_norms(backbone: ViT, loader: Loader) -> None:
-    """Computes the statistics of batch norms again, from whole training images."""
+    """Computes the statistics of batch norms again, from whole training images.
+
+    Each batch has images of the whole split: neighbours in a folder may be of one class, and vary
+    less than all images do.
+    """
     norms = [module for module in backbone.modules() if isinstance(module, BatchNorm)]
     if not norms:
         return
@@ -147,10 +152,12 @@ def adapt_norms(backbone: ViT, loader: Loader) -> None:
     backbone.train()
     whole = loader.as_single_process()
     limit = NORM_BATCHES * whole.batch
-    for number, batch in enumerate(whole.evaluation("train", limit=limit), 1):
+    images = torch.cat([batch.images for batch in whole.evaluation("train", limit=limit)])
+    batches = math.ceil(len(images) / whole.batch)
+    for number in range(batches):
         for norm in norms:
-            norm.momentum = 1 / number  # the mean of all batches
-        backbone.patch_embed(batch.images)
+            norm.momentum = 1 / (number + 1)  # the mean of all batches
+        backbone.patch_embed(images[number::batches])
     for norm, before in zip(norms, momentum, strict=True):
         norm.momentum = before
     backbone.train(training)
