@@ -280,9 +280,12 @@ def render_comparison(comparison: Comparison) -> str:
 def list_charts(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, "Chart"]]:
     """The learning curves with their captions; losses share a chart only if they are comparable."""
     yield "Validation accuracy.", learning_curves(runs, "val_accuracy", "accuracy")
-    methods = [run.record.recipe.pretrain and run.record.recipe.pretrain.method for run in runs]
+    configs = [run.record.recipe.pretrain for run in runs]
+    methods = [None if config is None else config.method for config in configs]
     for method in dict.fromkeys(methods):
-        caption = f"Held-out loss of pretraining, method {method}." if method else "Validation loss."
+        caption = (
+            f"Held-out loss of pretraining, method {method}." if method else "Validation loss."
+        )
         same = [run for run, other in zip(runs, methods, strict=True) if other == method]
         yield caption, learning_curves(same, "val_loss", "loss")
     yield "k-NN accuracy of pretrained features.", learning_curves(runs, "val_knn", "accuracy")
