@@ -63,7 +63,7 @@ def test_the_pretrained_weights_are_where_training_starts(pretrained, digits):
 
 
 def test_a_part_that_learns_is_refused_after_a_pretraining(pretrained, digits):
-    with pytest.raises(UserError, match="has learned without labels"):
+    with pytest.raises(UserError, match="was pretrained without labels"):
         digits(weights=pretrained, tune="head")
 
 
@@ -189,7 +189,7 @@ def test_without_weights_only_the_labelled_part_is_trained_on(digits, tmp_path):
 
 @pytest.mark.parametrize("fraction", [0.0, 1.5])
 def test_an_impossible_fraction_is_one_line(digits, fraction):
-    with pytest.raises(UserError, match="give a fraction above 0, at most 1"):
+    with pytest.raises(UserError, match=r"`labels_only` is .*; give a fraction above 0, at most 1"):
         digits(labels_only=fraction)
 
 

@@ -280,7 +280,10 @@ def test_a_collapse_is_announced(unlabelled, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"settings": {"vit": {"patch": 8}}}, "has only 1 patches of 8 x 8 pixels"),
+        (
+            {"settings": {"vit": {"patch": 8}}},
+            "has only 1 patch of 8 x 8 pixels, and at least 9 are needed",
+        ),
         ({"settings": {"vit": {"pool": "map"}}}, "attention pooling learns nothing"),
         ({"settings": {"pretrain": {"mask": 1.0}}}, "give a number between 0 and 1"),
         ({"settings": {"pretrain": {"mesk": 0.5}}}, "the nearest known one is pretrain.mask"),
@@ -329,17 +332,24 @@ def test_one_image_is_not_enough(unlabelled, tree):
     shutil.rmtree(tree / "2024")
     for path in sorted(tree.glob("*.png"))[1:]:
         path.unlink()
-    with pytest.raises(UserError, match="has 1 different image; it needs at least 3"):
+    with pytest.raises(
+        UserError, match="it needs at least 3, one each for train, test and val; add images"
+    ):
         unlabelled(data=tree)
     (next(tree.glob("*.png"))).unlink()
-    with pytest.raises(UserError, match="no images in"):
+    with pytest.raises(UserError, match=r"no images in .*; expected JPEG"):
         unlabelled(data=tree)
 
 
 def test_the_report_shows_what_was_learned(unlabelled):
     done = unlabelled(report=True, settings=COMPARED)
     page = (done.folder / "report.html").read_text()
-    for part in ("Hidden, rebuilt, true", "Patch colours", "Nearest neighbours", "from scratch"):
+    for part in (
+        "Masked, reconstructed, original",
+        "Patch colours",
+        "Nearest neighbours",
+        "from scratch",
+    ):
         assert part in page
     assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "")
     figures = {path.stem for path in (done.folder / "figures").glob("*.png")}

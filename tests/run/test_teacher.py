@@ -295,7 +295,7 @@ def test_a_recipe_with_a_teacher_given_in_python_uses_its_cached_answers(
     assert equal(tensors(first.folder), tensors(again.folder))
     other = vitrail.open_data("digits")
     other.splits[:] = np.roll(other.splits, 3)
-    with pytest.raises(UserError, match="has answered for other images; give it in Python"):
+    with pytest.raises(UserError, match="has predicted other images; give it in Python"):
         vitrail.train(other, recipe=recipe, out=tmp_path / "other", quiet=True)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "empty"))
     with pytest.raises(UserError, match="are not in the cache folder; start a new run in Python"):

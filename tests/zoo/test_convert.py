@@ -217,6 +217,11 @@ UNSAID: list[tuple[str, dict[str, Any], str]] = [
     ("torchvision", {"image": (12, 30)}, "not square"),
     ("torchvision", {"head": "none"}, "without head"),
     ("huggingface", {"pool": "avg"}, "not support pool avg"),
+    (
+        "huggingface",
+        {"stem": "conv", "patch": 4, "pool": "avg"},
+        "only Vitrail has stem conv; convert with `to='vitrail'`",
+    ),
     ("huggingface", {"qk_norm": True}, "not support qk_norm"),
     ("huggingface", {"head": "mlp"}, "no hidden layer before the head"),
     ("huggingface", {"layer_scale": 1e-5, "image": (12, 30)}, "not square"),

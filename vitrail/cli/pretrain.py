@@ -88,8 +88,9 @@ def pretrain(
     trains a classifier from it. Test images are never read.
 
     Args:
-        method: reconstruct hidden patches (masked), or make crops agree (views) (default: masked)
-        teacher: run, weights or timm:NAME whose features are copied, instead of a method
+        method: reconstruct masked patches (masked), or map crops of an image to equal features
+            (views) (default: masked)
+        teacher: run, weights or timm:NAME whose features are distilled, instead of a method
         minutes: total time, including the final measurements; sets the number of steps
         epochs: passes over the training images, instead of --minutes
         seed: random seed of initialisation, data order, augmentation and masks (default: 0)

@@ -96,7 +96,7 @@ def train(
     Chooses a recipe from the data and explains it, trains, and writes a run folder with a report.
 
     Args:
-        teacher: run, weights or timm:NAME to learn from: its answers, or features if classes differ
+        teacher: run, weights or timm:NAME to distil: its predictions, or features if classes differ
         labels_only: fraction of the labels to use; small images are also used without labels
         minutes: total time, including evaluation and report; sets the number of steps
         epochs: passes over the training images, instead of --minutes

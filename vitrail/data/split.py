@@ -101,9 +101,10 @@ def split_by_hash(
         distinct, inverse = np.unique(hashes[items], return_inverse=True)
         if len(distinct) <= len(held_out):
             whose = "the data" if name == UNLABELLED else f"class {name!r}"
+            where = f"{', '.join(['train', *held_out[:-1]])} and {held_out[-1]}"
             raise UserError(
                 f"{whose} has {len(distinct)} different image{'s' * (len(distinct) != 1)}; "
-                f"it needs at least {len(held_out) + 1}, for train and {' and '.join(held_out)}"
+                f"it needs at least {len(held_out) + 1}, one each for {where}; add images"
             )
         boundaries = find_boundaries(distinct, len(held_out))
         rank[items] = np.searchsorted(boundaries, inverse, side="right")

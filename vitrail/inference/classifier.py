@@ -82,8 +82,9 @@ class Classifier:
 
         if model.config.head == "none":
             raise NoHead(
-                "this model has no classification head; fine-tune it with `vitrail.train`, fit a "
-                "head with `vitrail.head`, or look inside it with `vitrail.load_backbone`"
+                "this model has no classification head; train it with `vitrail train DATA --from "
+                "MODEL`, fit a classifier on its features with `vitrail head MODEL DATA`, or load "
+                "it with `vitrail.load_backbone`"
             )
         if len(classes) != model.config.classes:
             count = model.config.classes

@@ -21,8 +21,8 @@ MAX_REGIONS = 32  # their similarities are as many as the fourth power
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
-    method: Method = "masked"  # rebuild hidden patches (MAE), agree on views (LeJEPA), or a teacher
-    mask: float = 0.75  # masked: fraction of the patches that is hidden
+    method: Method = "masked"  # masked patches (MAE), views of an image (LeJEPA), or a teacher
+    mask: float = 0.75  # masked: fraction of the patches that is masked
     decoder_depth: int = 1  # masked: blocks of the decoder, discarded at the end
     decoder_width: int = 128  # masked: width of the decoder's tokens
     normalise: bool = False  # masked: targets with mean 0 and variance 1 in each patch
@@ -85,8 +85,8 @@ class JointConfig:
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig:
     weights: str = ""  # run, weight file or folder that the training learns from
-    temperature: float = 4.0  # softens the answers of a teacher with the same classes
-    features: int = 0  # width of the features of a teacher with other classes; 0: it answers
+    temperature: float = 4.0  # softens the predictions of a teacher with the same classes
+    features: int = 0  # width of the features of a teacher with other classes; 0: it predicts
     regions: int = 0  # per side of the image, whose tokens' similarities are learned; 0: none
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.data.loader import Loader
 from vitrail.data.source import Source
+from vitrail.display.text import format_count
 from vitrail.errors import UserError
 from vitrail.model.attention import Attention
 from vitrail.model.config import ViTConfig, check_image_size
@@ -66,8 +67,9 @@ def check_recipe(recipe: Recipe, summary: DataSummary) -> None:
     check_image_size(preprocess.height, preprocess.width, vit.patch)
     if recipe.patches < MIN_PATCHES:
         raise UserError(
-            f"an image of {preprocess.height} x {preprocess.width} has only {recipe.patches} "
-            f"patches of {vit.patch} x {vit.patch} pixels; try {propose_patches(recipe)}"
+            f"an image of {preprocess.height} x {preprocess.width} has only "
+            f"{format_count(recipe.patches, 'patch')} of {vit.patch} x {vit.patch} pixels, and at "
+            f"least {MIN_PATCHES} are needed; try {propose_patches(recipe)}"
         )
     if vit.classes != summary.classes:
         raise UserError(

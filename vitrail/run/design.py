@@ -130,15 +130,15 @@ def keep_whole_images(choice: auto.Choice, requested: Mapping[str, Any]) -> None
         choice,
         requested,
         CHANGES_ANSWER,
-        "changes images, and the cached answers of the teacher are for whole ones; omit it, or "
-        "omit `teacher`",
+        "changes images, and the cached predictions of the teacher are for whole ones; omit it, "
+        "or omit `teacher`",
     )
     if dropped:
         chosen = choice.settings["data"]["augment"]
         chosen["shift"] = max(chosen["shift"], AUGMENT_PRESETS["light"].shift)
         choice.reasons.append(
-            f"augmentation with a teacher: flips and shifts, without {', '.join(dropped)}, as it "
-            f"answers for whole images"
+            f"augmentation with a teacher: flips and shifts, without {', '.join(dropped)}, as its "
+            f"predictions are for whole images"
         )
 
 
@@ -470,7 +470,7 @@ def design_from_own(
         choice.settings["weights"] = weights
         return choice
     raise UserError(
-        f"{weights} has learned without labels, so all of it has to learn the classes; omit "
+        f"{weights} was pretrained without labels, so all its weights must be trained; omit "
         f"`tune`, or fit a classifier on its features with `vitrail head`"
     )
 

@@ -49,8 +49,8 @@ def pretrain(
         data: any tree of images, a table of paths (.csv, .tsv or .jsonl), a folder of tar shards,
             the name of a built-in data set, or what `vitrail.open_data` returned. By default the
             data of `recipe`.
-        method: "masked" rebuilds hidden patches (MAE), the default; "views" makes crops of an
-            image agree (LeJEPA), four times as slow, for features that are used as they are.
+        method: "masked" reconstructs masked patches (MAE), the default; "views" maps crops of an
+            image to equal features (LeJEPA), four times as slow, for frozen features.
         model: architecture, such as "Nano/4" or "S/16".
         weights: run folder, weight file or folder, or "hf:owner/name" to start from; "auto" and
             "none" start from random weights.
@@ -66,7 +66,7 @@ def pretrain(
         quiet: print nothing.
         timeout: seconds that the processes of a torchrun wait for each other.
         teacher: run, weight file or folder, "timm:NAME" or `vitrail.Teacher` whose features are
-            copied, instead of a `method`.
+            distilled, instead of a `method`.
         on_epoch: called after each evaluation with its line of log.jsonl and the total `steps`.
         started: reading of `time.monotonic()` from which `minutes` count; by default this call.
 

@@ -320,8 +320,8 @@ def read_stored_answers(config: TeacherConfig) -> dict[str, NDArray[Any]]:
     found = read_feature_cache(answers_path(config.weights.removeprefix(CALLABLE)))
     if found is None:
         raise UserError(
-            "the answers of the teacher, given in Python, are not in the cache folder; start a new "
-            "run in Python with `teacher`"
+            "the predictions of the teacher, given in Python, are not in the cache folder; start a "
+            "new run in Python with `teacher`"
         )
     return found
 
@@ -331,7 +331,7 @@ def check_stored_answers(config: TeacherConfig, source: Source) -> None:
     images = read_stored_answers(config).get("images")
     if images is None or images.tobytes() != hash_images(source):
         raise UserError(
-            "the teacher of the recipe was given in Python and has answered for other images; "
+            "the teacher of the recipe was given in Python and has predicted other images; "
             "give it in Python as `teacher`"
         )
 
@@ -401,7 +401,7 @@ def compute_answers(teacher: Teacher, student: Loader, key: str) -> dict[str, ND
     rows: list[Tensor] = []
     items: list[NDArray[np.int64]] = []
     count = len(loader.rank_items("train"))
-    with progress_bar("asking the teacher", count, show=loader.progress) as advance:
+    with progress_bar("predictions of the teacher", count, show=loader.progress) as advance:
         for batch in loader.evaluation("train", BATCH):
             views = [ask(teacher, x)[0].cpu() for x in (batch.images, batch.images.flip(-1))]
             rows.append(order_classes(torch.stack(views, dim=1), teacher, source))

@@ -14,6 +14,7 @@ from vitrail.data.config import Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import Source, label_kind
 from vitrail.data.split import keep_labels
+from vitrail.errors import UserError
 from vitrail.pretraining.config import TeacherConfig
 from vitrail.run.build import make_learner, make_loader
 from vitrail.run.dataset import open_on_all_ranks, shared_fingerprint, store_fingerprint
@@ -118,9 +119,9 @@ def train(
         timeout: seconds that the processes of a torchrun wait for each other.
         labels_only: fraction of the training images whose labels are used. With `weights` "auto", a
             model for small images learns from the others, too.
-        teacher: run, weight file or folder, or `vitrail.Teacher` to learn from: its answers if it
-            has the same classes, else its features. On a CPU it predicts each image and its mirror
-            image once, within the `minutes`.
+        teacher: run, weight file or folder, "timm:NAME" or `vitrail.Teacher` to distil: its
+            predictions if it has the same classes, else its features. On a CPU it predicts each
+            image and its mirror image once, within the `minutes`.
         on_epoch: called after each evaluation with its line of log.jsonl and the total `steps`.
         started: reading of `time.monotonic()` from which `minutes` count; by default this call.
 
@@ -131,6 +132,8 @@ def train(
     started = time.monotonic() if started is None else started
     table = read_settings(recipe, settings or {}, minutes, epochs)
     if labels_only is not None:
+        if not 0 < labels_only <= 1:
+            raise UserError(f"`labels_only` is {labels_only:g}; give a fraction above 0, at most 1")
         table = merge_settings(table, {"data": {"labelled": float(labels_only)}})
     request = Request(
         data=name_data(data, table),
@@ -243,7 +246,7 @@ def ask_teacher(
     config = settings_from_dict(TeacherConfig, world.on_slow_leader(describe))
     what = f"features of width {config.features}"
     if not config.features:
-        what = f"answers at temperature {config.temperature:g}, half of the loss"
+        what = f"predictions at temperature {config.temperature:g}, half of the loss"
     name = "given in Python" if config.weights.startswith(CALLABLE) else config.weights
     terminal.print(f"teacher {name}: {what}")
     recipe = replace(recipe, teacher=config)

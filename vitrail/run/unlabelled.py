@@ -140,7 +140,9 @@ def choose_method(
     if method == "views":
         return choose_views(summary, vit)
     if method == "teacher":
-        return {"method": "teacher"}, ["method teacher: its features are copied by a projection"]
+        return {"method": "teacher"}, [
+            "method teacher: its features are distilled through a projection"
+        ]
     width = 32 * max(1, round(vit.width / 64))  # about half of the backbone's
     chosen = PretrainConfig(
         mask=0.75 if vit.patches >= FEW_PATCHES else 0.6,
@@ -151,8 +153,8 @@ def choose_method(
     stem = "" if vit.stem == "patch" else ", blanked before the convolutions of the stem"
     target = "normalised in each patch" if chosen.normalise else "as they are"
     why = [
-        f"method masked: {chosen.mask:.0%} of the patches are hidden{stem}, and their pixels, "
-        f"{target}, rebuilt (MAE)",
+        f"method masked: {chosen.mask:.0%} of the patches are masked{stem}, and their pixels, "
+        f"{target}, reconstructed (MAE)",
         f"decoder: {chosen.decoder_depth} block{'s' * (chosen.decoder_depth > 1)} of width "
         f"{chosen.decoder_width}, discarded at the end",
     ]
@@ -172,7 +174,9 @@ def choose_views(summary: auto.DataSummary, vit: ViTConfig) -> tuple[dict[str, A
         colour=0.4 if photos else 0.0,
     )
     many = f"{chosen.views} crops" + (f" and {chosen.local_views} small ones" if not small else "")
-    why = f"method views: {many} of an image agree, and all features fill a Gaussian (LeJEPA)"
+    why = (
+        f"method views: {many} of an image have equal features, and all follow a Gaussian (LeJEPA)"
+    )
     return settings_to_dict(chosen), [why]
 
 

@@ -141,6 +141,8 @@ def describe_model_reference(loaded: LoadedModel) -> dict[str, Any] | None:
 def write_foreign(loaded: LoadedModel, layout: Layout, out: Path, is_file: bool) -> None:
     vit, state = loaded.model.config, dict(loaded.model.state_dict())
     adapted = loaded.report.adapted
+    if vit.small_stem:
+        raise UserError(f"only Vitrail has stem {vit.stem}; convert with `to='vitrail'`")
     check_eps(loaded.model, layout, adapted)
     if vit.positions == "sincos":
         positions = sincos_positions(vit.grid, vit.width, torch.zeros(1))[None]

@@ -1,12 +1,14 @@
 """Runs compared: which is better, and whether the difference is significant."""
 
+from types import SimpleNamespace as Namespace
+
 import pytest
 import torch
 
 from tests.run.fabricated import images, write_run
 from vitrail.errors import UserError
 from vitrail.evaluation.metrics import mcnemar
-from vitrail.run.report.compare import compare, render_comparison
+from vitrail.run.report.compare import compare, list_charts, render_comparison
 from vitrail.run.storage import predictions
 
 NAMES = ["cat", "dog", "<b>emu</b>"]
@@ -96,6 +98,27 @@ def test_the_page_is_offline_and_names_every_run(runs):
     assert "<script" not in html and "http:" not in html.replace("http://www.w3.org", "")
     assert all(str(folder) in html for folder in runs)
     assert html.count("<svg") == 2
+
+
+def test_only_losses_of_the_same_kind_share_a_chart():
+    keys = {"val_loss": 0.5, "val_accuracy": 0.9, "seconds": 1.0}
+    runs = []
+    for number, method in enumerate((None, "masked", "views", "masked"), 1):
+        recipe = Namespace(pretrain=method and Namespace(method=method))
+        line = keys if method is None else {"val_loss": 0.5, "val_rank": 4.0, "seconds": 1.0}
+        runs.append(Namespace(number=number, record=Namespace(recipe=recipe, epochs=[line])))
+    charts = {
+        caption: "".join(curve.label for curve in chart.curves)
+        for caption, chart in list_charts(runs)
+    }
+    assert charts == {
+        "Validation accuracy.": "1",
+        "Validation loss.": "1",
+        "Held-out loss of pretraining, method masked.": "24",
+        "Held-out loss of pretraining, method views.": "3",
+        "k-NN accuracy of pretrained features.": "",
+        "Effective rank of pretrained features.": "234",
+    }
 
 
 def test_equal_runs_do_not_differ(source, tmp_path):

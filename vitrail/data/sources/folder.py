@@ -86,7 +86,7 @@ def open_folder(
     path, ignored = tree.path, dict[str, str]()
     folders = list(tree.scan(ignored))
     if not any(folder.names for folder in folders):
-        raise UserError(describe_no_images(path, ignored))
+        raise UserError(describe_no_images(path, ignored, labels))
     if labels == "none":
         return open_unlabelled(tree, folders, ignored, split=split, progress=progress)
     split_folders = find_split_folders(folders)
@@ -222,9 +222,12 @@ def describe_single_class(path: Location, folders: list[Folder], name: str) -> s
     return f"{path} has only one class, {name!r}; at least 2 are needed{hint}"
 
 
-def describe_no_images(path: Location, ignored: dict[str, str]) -> str:
+def describe_no_images(path: Location, ignored: dict[str, str], labels: LabelKind | None) -> str:
     hint = ""
     if ignored:
         name, why = next(iter(ignored.items()))
         hint = f" ({format_count(len(ignored), 'other file')}, such as {name}: {why})"
-    return f"no images in {path}{hint}; expected a folder of {READABLE} files for each class"
+    expected = f"{READABLE} files"
+    if labels != "none":
+        expected = f"a folder of {expected} for each class"
+    return f"no images in {path}{hint}; expected {expected}"

@@ -1,6 +1,6 @@
 """Several runs side by side, and whether their test accuracies differ significantly."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -267,11 +267,9 @@ def render_comparison(comparison: Comparison) -> str:
     from vitrail.display import figures  # imports matplotlib, which is slow
 
     charts = [
-        (caption, figures.to_svg(figures.draw_curves(learning_curves(comparison.runs, key, label))))
-        for key, label, caption in (
-            ("val_accuracy", "accuracy", "Validation accuracy."),
-            ("val_loss", "loss", "Validation loss."),
-        )
+        (caption, figures.to_svg(figures.draw_curves(chart)))
+        for caption, chart in list_charts(comparison.runs)
+        if chart.curves
     ]
     template = load_templates(Path(__file__).parent).get_template("compare.html")
     return template.render(
@@ -279,15 +277,33 @@ def render_comparison(comparison: Comparison) -> str:
     )
 
 
+def list_charts(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, "Chart"]]:
+    """The learning curves with their captions; losses share a chart only if they are comparable."""
+    yield "Validation accuracy.", learning_curves(runs, "val_accuracy", "accuracy")
+    configs = [run.record.recipe.pretrain for run in runs]
+    methods = [None if config is None else config.method for config in configs]
+    for method in dict.fromkeys(methods):
+        caption = (
+            f"Held-out loss of pretraining, method {method}." if method else "Validation loss."
+        )
+        same = [run for run, other in zip(runs, methods, strict=True) if other == method]
+        yield caption, learning_curves(same, "val_loss", "loss")
+    yield "k-NN accuracy of pretrained features.", learning_curves(runs, "val_knn", "accuracy")
+    yield "Effective rank of pretrained features.", learning_curves(runs, "val_rank", "rank")
+
+
 def learning_curves(runs: Sequence[ComparedRun], key: str, label: str) -> "Chart":
-    """One curve for each run over its training time, labelled with the run's number."""
+    """A curve for each run with such values, over its training time, labelled with its number."""
     from vitrail.display.figures import Chart, Curve
 
     longest = max((line["seconds"] for run in runs for line in run.record.epochs), default=0)
     unit, name = (60, "minutes") if longest > MAX_SECONDS else (1, "seconds")
     curves = []
-    for index, run in enumerate(runs):
+    for run in runs:
         lines = [line for line in run.record.epochs if line.get(key) is not None]
+        if not lines:
+            continue
+        index = run.number - 1
         curves.append(
             Curve(
                 label=str(run.number),
@@ -298,4 +314,4 @@ def learning_curves(runs: Sequence[ComparedRun], key: str, label: str) -> "Chart
                 markers=True,
             )
         )
-    return Chart(curves=curves, x=name, y=label, percent=key == "val_accuracy")
+    return Chart(curves=curves, x=name, y=label, percent=label == "accuracy")

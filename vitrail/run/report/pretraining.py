@@ -128,11 +128,11 @@ def enlarge(strip: Image.Image) -> Image.Image:
 
 
 def read_strips(folder: Path) -> list[tuple[str, Path]]:
-    """The strips of a run with their names: hidden, step by step, true. Empty if there are none."""
+    """The strips of a run with their names: masked, each step, original. Empty without any."""
     if not (folder / TRUE).is_file():
         return []
     steps = [(f"step {number:,}", path) for number, path in list_strips(folder)]
-    return [("hidden", folder / HIDDEN), *steps, ("true", folder / TRUE)]
+    return [("masked", folder / HIDDEN), *steps, ("original", folder / TRUE)]
 
 
 def find_neighbours(source: Source, samples: Samples) -> list[list[dict[str, Any]]]:
@@ -194,10 +194,11 @@ def render_pretraining(
 
 def describe_method(recipe: Recipe) -> str:
     assert recipe.pretrain is not None
+    views = recipe.pretrain.views + recipe.pretrain.local_views
     return {
-        "masked": f"rebuilding the hidden {recipe.pretrain.mask:.0%} of the patches",
-        "teacher": "copying the features of a teacher",
-        "views": f"agreeing on {recipe.pretrain.views + recipe.pretrain.local_views} views",
+        "masked": f"reconstructing the masked {recipe.pretrain.mask:.0%} of the patches",
+        "teacher": "distilling the features of a teacher",
+        "views": f"mapping {views} views to equal features",
     }[recipe.pretrain.method]
 
 
