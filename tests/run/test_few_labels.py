@@ -97,7 +97,7 @@ def test_a_fraction_of_the_labels_is_the_same_for_every_class_and_grows():
 JOINT = {**PLAIN, "train": {"steps": 12, "batch": 8, "ema": 0.9, "save_every": 3600}}
 
 
-def test_images_without_labels_join_late_in_the_run(digits, monkeypatch):
+def test_images_without_labels_join_the_run_later(digits, monkeypatch):
     shapes = []
     forward = JointClassifier.forward
     monkeypatch.setattr(
@@ -107,8 +107,8 @@ def test_images_without_labels_join_late_in_the_run(digits, monkeypatch):
     )
     run = digits(settings=JOINT, labels_only=0.1)
     recipe = (run.folder / "recipe.toml").read_text()
-    assert "few labels: batches of 64 labelled images; after 60% of the steps" in recipe
-    assert [tuple(shape[:-3]) for shape in shapes] == [(8,)] * 7 + [(8, 4)] * 5
+    assert "few labels: batches of 64 labelled images; after 30% of the steps" in recipe
+    assert [tuple(shape[:-3]) for shape in shapes] == [(8,)] * 3 + [(8, 4)] * 9
     assert run.metrics["steps"] == 12 and run.metrics["test"]["accuracy"] > 0.05
 
 
@@ -117,7 +117,9 @@ def test_the_joint_loss_alone_crops_and_recolours():
     summary = DataSummary(images=450, classes=10, side=32, channels=3, imbalance=1.0)
     choice = choose_from_scratch(summary, minutes=20)
     assert choice.settings["data"]["augment"]["scale"] < 1
+    assert choice.settings["train"]["ema"] == 0.999
     use_unlabelled(choice, JointConfig(), 450)
+    assert choice.settings["train"]["ema"] == 0.995  # the teacher follows the model
     assert choice.settings["data"]["augment"] == settings_to_dict(AUGMENT_PRESETS["light"])
     assert [line.split(":")[0] for line in choice.reasons].count("augmentation light") == 1
     assert not any(line.startswith("augmentation strong") for line in choice.reasons)

@@ -15,7 +15,7 @@ MINIMUM = {  # of each whole number
 }
 MAXIMUM = 100_000  # of each whole number
 MAX_RATIO = 64  # images without labels for each labelled one
-JOINT_START = 0.6  # of all steps: before, predictions are worth little, and such steps are cheap
+JOINT_START = 0.3  # of all steps: before, predictions are worth little, and such steps are cheap
 MAX_REGIONS = 32  # their similarities are as many as the fourth power
 
 

@@ -19,7 +19,7 @@ from vitrail.training.distributed import World
 
 SHIFT = 0.1  # of an image without label whose class is predicted, as a fraction of the side
 TINY_IMAGE = 16  # pixels up to which crops stay large
-SHORT_EMA = 0.99  # EMA decay of runs with few steps
+SHORT_EMA, LONG_EMA = 0.99, 0.995  # EMA decay, of few and of many steps: the teacher must follow
 USUAL_RATIO = 3  # images without labels for each labelled one
 FORWARD_COST = 1 / 3  # of a prediction, against a training step on the same images
 
@@ -54,7 +54,7 @@ def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> Non
     train, augment = choice.settings["train"], choice.settings["data"]["augment"]
     train["batch"] = labelled_batch(images)
     train["smoothing"] = 0.0  # with it, few predictions would be confident
-    train.setdefault("ema", SHORT_EMA)
+    train["ema"] = min(train.get("ema", SHORT_EMA), LONG_EMA)
     replaced = ("batch", "label smoothing", *(["augmentation"] if augment["scale"] < 1 else []))
     choice.reasons[:] = [line for line in choice.reasons if not line.startswith(replaced)]
     if augment["scale"] < 1:  # crops, colours and blank squares are the joint loss's own
