@@ -55,7 +55,11 @@ def test_steps_with_patch_dropout_or_images_without_labels_are_timed_apart():
     assert kinds(Recipe(joint=JointConfig(ratio=0))) == [(1.0, False, False)]
     assert kinds(Recipe(train=dropping)) == [(0.5, True, False), (0.5, False, False)]
     assert kinds(Recipe(train=dropping, joint=JointConfig())) == [
-        *[(0.5, True, False), (0.1, False, False), (0.4, False, True)],
+        *[(0.3, True, False), (0.2, True, True), (0.5, False, True)],
+    ]
+    short = TrainConfig(drop_patches=0.5, drop_until=0.2)
+    assert kinds(Recipe(train=short, joint=JointConfig())) == [
+        *[(0.2, True, False), (0.1, False, False), (0.7, False, True)],
     ]
     endless = TrainConfig(drop_patches=0.5, drop_until=1.0)
     assert kinds(Recipe(train=endless)) == [(1.0, True, False)]
