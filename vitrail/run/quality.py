@@ -98,7 +98,7 @@ def measure_random_rank(recipe: Recipe, learner: Learner, loader: Loader, world:
 def describe_collapse(
     scores: dict[str, Any], method: str, images: int, random_rank: float
 ) -> str | None:
-    """What to do if the features hardly differ between so many images; None if they do.
+    """A warning with a remedy if the features have collapsed, otherwise None.
 
     `random_rank` is the effective rank of random weights.
     """
