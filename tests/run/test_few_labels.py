@@ -27,6 +27,7 @@ from vitrail.run.semi_supervised import (
     choose_joint,
     open_without_labels,
     use_unlabelled,
+    work_until,
 )
 from vitrail.training.config import TrainConfig
 from vitrail.training.distributed import SINGLE
@@ -107,7 +108,7 @@ def test_images_without_labels_join_the_run_later(digits, monkeypatch):
     )
     run = digits(settings=JOINT, labels_only=0.1)
     recipe = (run.folder / "recipe.toml").read_text()
-    assert "few labels: batches of 64 labelled images; after 30% of the steps" in recipe
+    assert "few labels: after 30% of the steps, 3 images without labels beside each" in recipe
     assert [tuple(shape[:-3]) for shape in shapes] == [(8,)] * 3 + [(8, 4)] * 9
     assert run.metrics["steps"] == 12 and run.metrics["test"]["accuracy"] > 0.05
 
@@ -258,3 +259,10 @@ def test_more_images_without_labels_than_there_are_is_one_line(digits):
     settings = {**JOINT, "train": {**JOINT["train"], "batch": 64}, "joint": {"ratio": 30}}
     with pytest.raises(UserError, match=r"there are 1,412; set `joint.ratio=22` or lower"):
         digits(settings=settings, labels_only=0.1)
+
+
+def test_the_remaining_time_counts_steps_with_images_without_labels_as_several():
+    recipe = Recipe(train=TrainConfig(steps=100), joint=JointConfig(ratio=3), preprocess=GREY)
+    assert [work_until(recipe, step) for step in (0, 30, 100)] == [0, 30, 100 + 70 * 4]
+    alone = replace(recipe, joint=replace(recipe.joint, ratio=0))
+    assert work_until(alone, 100) == work_until(replace(recipe, joint=None), 100) == 100

@@ -373,6 +373,9 @@ def test_pretrainings_are_compared_with_other_runs(unlabelled, digits):
     comparison = vitrail.compare(unlabelled("a").folder, digits("b", labelled).folder)
     assert "learned without labels: effective rank" in str(comparison)
     assert "linear probe" in comparison.runs[0].verdict
+    pretrained, trained = comparison.to_dict()["runs"]
+    assert pretrained["method"] == "masked" and 0 < pretrained["probe"]["linear"] <= 1
+    assert {"loss", "rank"} < set(pretrained) and not {"method", "probe"} & set(trained)
 
 
 @pytest.mark.parametrize("setting", [{"drop_patches": 0.5}, {"frozen": 1}, {"probe": 100}])

@@ -47,6 +47,18 @@ def test_plain_lines_show_the_remaining_time(clock, capsys):
     assert epoch.endswith("validation accuracy 50.0%  47 minutes left")
 
 
+def test_later_steps_may_cost_more(clock, capsys):
+    shown = terminal.Terminal(10, work=lambda step: step + 4 * max(0, step - 5))
+    for step in range(1, 8):
+        clock[0] += 60 if step <= 5 else 300
+        shown.advance(step)
+        clock[0] += terminal.LINE_INTERVAL if step in (5, 7) else 0
+        shown.show_step(step, 1, 2.0, 3.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].endswith("15 minutes left")
+    assert [line for line in lines if line.startswith("step 5 ")][0].endswith("25 minutes left")
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

@@ -1,6 +1,7 @@
 """What a run writes and shows while it trains: log, checkpoints, best weights, progress."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,7 @@ from vitrail.run.progress import Progress
 from vitrail.run.rebuilt import REBUILT, save_rebuilt
 from vitrail.run.recipe import Recipe
 from vitrail.run.request import Options
+from vitrail.run.semi_supervised import work_until
 from vitrail.run.storage.journal import Journal
 from vitrail.run.storage.record import ADAPTER, CHECKPOINTS, LOG, MODEL
 from vitrail.run.terminal import Terminal
@@ -94,7 +96,7 @@ class Recorder(NullRecorder):
         self.metadata, self.on_epoch = metadata, options.on_epoch
         self.recipe = recipe
         self.steps = recipe.train.steps
-        self.terminal = Terminal(self.steps, options.quiet)
+        self.terminal = Terminal(self.steps, options.quiet, partial(work_until, recipe))
         self.journal = Journal(folder / LOG, progress.step, options.tensorboard)
 
     def __enter__(self) -> "Recorder":

@@ -45,7 +45,19 @@ def choose_joint(
 
 def step_cost(config: JointConfig) -> float:
     """The mean cost of a step, over that of one with labelled images alone."""
-    return 1 + (1 - JOINT_START) * config.ratio * (1 + FORWARD_COST)
+    return 1 + (1 - JOINT_START) * unlabelled_cost(config)
+
+
+def unlabelled_cost(config: JointConfig) -> float:
+    """What the images without labels of a step cost, over its labelled ones."""
+    return config.ratio * (1 + FORWARD_COST)
+
+
+def work_until(recipe: Recipe, step: int) -> float:
+    """What the steps up to `step` cost, in steps with labelled images alone."""
+    if recipe.joint is None:
+        return step
+    return step + max(0, step - recipe.first_joint_step) * unlabelled_cost(recipe.joint)
 
 
 def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> None:
@@ -62,9 +74,9 @@ def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> Non
         choice.reasons.append("augmentation light: flips and shifts; the joint loss distorts more")
     many = f"{config.ratio} image{'s' * (config.ratio > 1)}"
     choice.reasons.append(
-        f"few labels: batches of {train['batch']} labelled images; after {JOINT_START:.0%} of the "
-        f"steps, {many} without labels beside each; the sharpened prediction of the EMA weights "
-        f"for an image is the target for a distorted view of it (Xie et al., 2020)"
+        f"few labels: after {JOINT_START:.0%} of the steps, {many} without labels beside each "
+        f"labelled one; the sharpened prediction of the EMA weights for an image is the target for "
+        f"a distorted view of it (Xie et al., 2020)"
     )
     choice.reasons.append(
         "EMA weights; no label smoothing or mixup, which would lower the confidence"

@@ -1,6 +1,7 @@
 """What a run shows while it trains: a progress bar on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -15,13 +16,16 @@ SPEED_WINDOW = 600.0  # seconds over which the bar averages the speed; steps may
 
 
 class Terminal:
-    """Writes to stderr only: stdout is reserved for `--json`."""
+    """Writes to stderr only: stdout is reserved for `--json`.
 
-    def __init__(self, total: int = 0, quiet: bool = False):
-        self.quiet = quiet
+    `work` says what all steps up to a number cost; by default, they cost the same.
+    """
+
+    def __init__(self, total: int = 0, quiet: bool = False, work: Callable[[int], float] = float):
+        self.quiet, self.work = quiet, work
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.bar = make_bar(self.console) if self.console.is_terminal and not quiet else None
-        self.task = self.bar.add_task("", total=total, status="") if self.bar else None
+        self.task = self.bar.add_task("", total=work(total), status="") if self.bar else None
         self.total, self.last_line, self.validation = total, time.monotonic(), ""
         self.first: tuple[int, float] | None = None  # number and time of the first step shown
         self.remaining = ""
@@ -47,11 +51,14 @@ class Terminal:
     def advance(self, step: int) -> None:
         """Updates the bar and the remaining time; to be called after each step."""
         if self.bar and self.task is not None:
-            self.bar.update(self.task, completed=step)
+            self.bar.update(self.task, completed=self.work(step))
         number, since = self.first = self.first or (step, time.monotonic())
         if step > number:
-            each = (time.monotonic() - since) / (step - number)
-            self.remaining = f"  {format_duration(each * (self.total - step))} left"
+            done, left = (
+                self.work(step) - self.work(number),
+                self.work(self.total) - self.work(step),
+            )
+            self.remaining = f"  {format_duration((time.monotonic() - since) * left / done)} left"
 
     def show_step(self, step: int, epoch: int, loss: float, rate: float) -> None:
         """Shows a logged step."""

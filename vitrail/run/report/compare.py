@@ -34,6 +34,7 @@ COLUMNS = (
     "validation accuracy",
     "test accuracy",
 )
+FEATURES = ("method", "loss", "rank", "probe")  # results of a pretraining
 COLOURS, STYLES = ("blue", "ruby", "green", "amber", "violet"), ("-", "--", ":", "-.")
 MAX_SECONDS = 180  # of training; curves of longer runs are drawn over minutes
 
@@ -68,6 +69,7 @@ class ComparedRun:
             "model": record.recipe.model,
             "parameters": self.parameters,
             **{key: numbers.get(key) for key in ("epochs", "steps", "seconds", "val", "test")},
+            **{key: numbers[key] for key in FEATURES if "method" in numbers},
             "against": asdict(self.difference) if self.difference else None,
             "words": self.verdict,
         }
