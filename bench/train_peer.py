@@ -62,6 +62,11 @@ class PeerJob:
 
 def train_peer_model(job: PeerJob) -> dict[str, Any]:
     """Returns the curve of validation accuracy over seconds of training, and the test accuracy."""
+    return train_peer(job)[2]
+
+
+def train_peer(job: PeerJob) -> tuple[nn.Module, Preprocess, dict[str, Any]]:
+    """The trained model, the preprocessing of its images, and what `train_peer_model` returns."""
     torch.manual_seed(job.seed)
     source, recipe = open_data(job.data, progress=False), RECIPES[job.peer]
     ours, preprocess = choose_model(source)
@@ -75,8 +80,8 @@ def train_peer_model(job: PeerJob) -> dict[str, Any]:
     config = DataConfig(augment=recipe.augment)
     loader = Loader(source, preprocess, config, batch=recipe.batch, seed=job.seed, progress=False)
     loader.prepare("train", "val")
-    result = train_for_minutes(model, loader, recipe, job)
-    return {
+    trained = train_for_minutes(model, loader, recipe, job)
+    result = {
         "contender": job.peer,
         "published": job.lr == recipe.lr,
         "lr": job.lr,
@@ -86,8 +91,9 @@ def train_peer_model(job: PeerJob) -> dict[str, Any]:
         "batch": recipe.batch,
         "precision": str(choose_dtype(job.peer)).removeprefix("torch."),
         "origin": recipe.origin,
-        **result,
+        **trained,
     }
+    return model, loader.preprocess, result
 
 
 def choose_model(source: Source) -> tuple[ViTConfig, Preprocess]:

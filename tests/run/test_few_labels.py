@@ -18,14 +18,18 @@ from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.pretraining.config import JointConfig
 from vitrail.pretraining.joint import JointClassifier
+from vitrail.run import auto
 from vitrail.run.auto import DataSummary, choose_from_scratch
 from vitrail.run.build import make_learner
+from vitrail.run.design import design_from_scratch, requested_settings
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict, settings_to_dict
+from vitrail.run.request import Request
 from vitrail.run.semi_supervised import (
     attach_unlabelled,
     choose_joint,
     open_without_labels,
+    plan_joint,
     use_unlabelled,
     work_until,
 )
@@ -236,6 +240,7 @@ def test_a_table_with_empty_labels_says_how_to_use_them(tmp_path, monkeypatch, d
         ({"ratio": -1}, "joint.ratio is -1; give a whole number from 0 to 64"),
         ({"crop": 0.0}, "joint.crop is 0.0; give an area fraction above 0"),
         ({"flip": 2.0}, "joint.flip is 2.0; give a number from 0 to 1"),
+        ({"start": 2.0}, "joint.start is 2.0; give a number from 0 to 1"),
     ],
 )
 def test_a_wrong_setting_of_the_joint_loss_is_one_line(digits, wrong, message):
@@ -253,6 +258,46 @@ def test_the_number_of_images_without_labels_is_planned_from_those_there_are():
     ratios = [choose_joint(summary, labelled).ratio for labelled in (0.01, 0.4, 0.5, 0.9, 1.0)]
     assert ratios == [3, 2, 1, 0, 0]  # batches of 32: 11 others do not fill one
     assert choose_joint(summary, 0.4, batch=80).ratio == 1
+
+
+@pytest.mark.parametrize(
+    ("affordable", "requested", "ratio", "start"),
+    [
+        (2_000_000, {}, 3, 0.3),
+        (850_000, {}, 3, 0.4),
+        (600_001, {}, 3, 0.5),
+        (500_000, {}, 0, 0.3),  # labelled images alone learn more
+        (500_000, {"ratio": 3}, 3, 0.5),
+        (850_000, {"start": 0.3}, 3, 0.3),
+    ],
+)
+def test_images_without_labels_join_as_the_time_allows(affordable, requested, ratio, start):
+    config = plan_joint(JointConfig(), 4500, affordable, requested)
+    assert config == JointConfig(ratio=ratio, start=start)
+
+
+def test_a_handful_of_labelled_images_are_soon_known():
+    assert plan_joint(JointConfig(), 45, 60_000, {}).ratio == 3
+    assert plan_joint(JointConfig(), 45, 50_000, {}).ratio == 0
+
+
+@pytest.mark.parametrize("minutes", [10, 40])
+def test_a_short_run_with_few_labels_ignores_the_other_images(minutes, monkeypatch):
+    """The set and its rate are those of CIFAR-10 on one core."""
+    monkeypatch.setattr(auto, "training_rate", lambda device, processes: auto.CPU_RATE)
+    summary = DataSummary(images=4508, classes=10, side=32, channels=3, imbalance=1.0)
+    monkeypatch.setattr("vitrail.run.design.labelled_fraction", lambda source, request: 0.1)
+    settings = {"data": {"labelled": 0.1}}
+    request = Request(data="cifar10", settings=settings, minutes=minutes)
+    requested = requested_settings(request)
+    choice = design_from_scratch(None, summary, request, requested, torch.device("cpu"), 1)
+    joint = choice.settings.get("joint")
+    text = "\n".join(choice.reasons)
+    if minutes == 10:
+        assert joint is None and "images without labels are not used" in text
+    else:
+        assert joint["ratio"] == 3 and 0.3 < joint["start"] <= 0.5
+        assert f"after {joint['start']:.0%} of the steps, 3 images without labels" in text
 
 
 def test_more_images_without_labels_than_there_are_is_one_line(digits):

@@ -56,7 +56,7 @@ def test_later_steps_may_cost_more(clock, capsys):
         shown.show_step(step, 1, 2.0, 3.0)
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].endswith("15 minutes left")
-    assert [line for line in lines if line.startswith("step 5 ")][0].endswith("25 minutes left")
+    assert next(line for line in lines if line.startswith("step 5 ")).endswith("25 minutes left")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ MINIMUM = {  # of each whole number
 }
 MAXIMUM = 100_000  # of each whole number
 MAX_RATIO = 64  # images without labels for each labelled one
-JOINT_START = 0.3  # of all steps: before, predictions are worth little, and such steps are cheap
 MAX_REGIONS = 32  # their similarities are as many as the fourth power
 
 
@@ -64,6 +63,7 @@ class PretrainConfig:
 @dataclass(frozen=True, kw_only=True)
 class JointConfig:
     ratio: int = 3  # images without labels for each labelled one of a batch; 0 ignores them
+    start: float = 0.3  # fraction of the steps without them: early predictions are worth little
     crop: float = 0.35  # minimum area fraction of the crop in a distorted view
     flip: float = 0.5  # probability of a horizontal flip
     colour: float = 0.4  # strength of brightness, contrast and saturation jitter
@@ -75,7 +75,7 @@ class JointConfig:
             )
         if not 0 < self.crop <= 1:
             raise UserError(f"joint.crop is {self.crop!r}; give an area fraction above 0, up to 1")
-        for name in ("flip", "colour"):
+        for name in ("start", "flip", "colour"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(
                     f"joint.{name} is {getattr(self, name)!r}; give a number from 0 to 1"

@@ -33,6 +33,7 @@ from vitrail.run.request import AUTO, NONE, Request
 from vitrail.run.semi_supervised import (
     choose_joint,
     labelled_fraction,
+    plan_joint,
     step_cost,
     use_unlabelled,
 )
@@ -331,16 +332,25 @@ def design_from_scratch(
     device: torch.device,
     processes: int,
 ) -> auto.Choice:
-    train, joint, minutes = requested["train"], None, request.minutes
+    train, minutes, joint, why = requested["train"], request.minutes, None, ""
     model, vit = request.model or request.settings.get("model"), None
     if request.lacks_labels and request.asks_teacher is None:
         labelled = labelled_fraction(source, request)
         joint = request_joint(summary, labelled, requested)
-        minutes = None if minutes is None else minutes / step_cost(joint)
-        if joint.ratio and model is None:  # it learns from all images
+        if joint.ratio:
             everything = replace(summary, images=round(summary.images / labelled))
             rate = auto.training_rate(device.type, processes)
-            model, vit = auto.choose_model(everything, device.type, rate, request.minutes, None)
+            joint, name, shape = design_joint(
+                joint, everything, summary, request, model, device.type, rate
+            )
+            if joint.ratio:
+                model, vit = name, shape
+            else:
+                why = (
+                    "few labels: images without labels are not used, as in so short a run those "
+                    "with labels teach more; set joint.ratio to 3 to use them"
+                )
+        minutes = None if minutes is None else minutes / step_cost(joint)
     choice = auto.choose_from_scratch(
         summary,
         model=model,
@@ -356,8 +366,37 @@ def design_from_scratch(
     if joint is not None and joint.ratio:
         use_unlabelled(choice, joint, summary.images)
     else:
+        if why:
+            choice.reasons.append(why)
         choice.reasons.append(f"expect: {recorded_results(summary)}")
     return choice
+
+
+def design_joint(
+    joint: JointConfig,
+    everything: auto.DataSummary,
+    summary: auto.DataSummary,
+    request: Request,
+    model: str | None,
+    device: str,
+    rate: float,
+) -> tuple[JointConfig, str, ViTConfig]:
+    """When images without labels join, if the time is enough; and a model for them.
+
+    `summary` is of the images with labels, `everything` of all.
+    """
+    minutes = request.minutes
+    if model is not None:
+        name, vit = model, auto.named_vit(summary, model)
+    else:
+        short = None if minutes is None else minutes / step_cost(joint)
+        name, vit = auto.choose_model(everything, device, rate, short, None)
+    if minutes is not None:
+        smallest = auto.AFFORDABLE if vit.small_stem else 0  # a smaller one needs no less time
+        affordable = 60 * minutes * auto.images_per_second(vit, rate, smallest)
+        wanted = request.settings.get("joint", {})
+        joint = plan_joint(joint, summary.images, affordable, wanted)
+    return joint, name, vit
 
 
 def request_joint(

@@ -19,7 +19,6 @@ from vitrail.errors import UserError
 from vitrail.evaluation.loop import compute_logits
 from vitrail.heads.logistic import estimate_fit_seconds
 from vitrail.inference.calibrate import count_reference_images
-from vitrail.pretraining.config import JOINT_START
 from vitrail.pretraining.objective import PatchFeatures, backbone_of
 from vitrail.run import auto
 from vitrail.run.fine_tuning import MAX_PROBE
@@ -174,7 +173,7 @@ class Phase:
 def list_phases(recipe: Recipe) -> list[Phase]:
     config = recipe.train
     drop_until = config.drop_until if config.drop_patches else 0.0
-    start = JOINT_START if recipe.uses_unlabelled else 1.0
+    start = recipe.joint.start if recipe.joint is not None and recipe.uses_unlabelled else 1.0
     ends = sorted({0.0, drop_until, start, 1.0})
     return [
         Phase(share=end - begin, drops=begin < drop_until, unlabelled=begin >= start)

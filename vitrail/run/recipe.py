@@ -14,7 +14,7 @@ from vitrail.data.config import Augment, Columns, DataConfig, Preprocess
 from vitrail.decoding import describe_type, has_type, read_toml
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.pretraining.config import JOINT_START, JointConfig, PretrainConfig, TeacherConfig
+from vitrail.pretraining.config import JointConfig, PretrainConfig, TeacherConfig
 from vitrail.training.config import TrainConfig
 
 FORMAT = 1  # version of recipe.toml
@@ -61,7 +61,8 @@ class Recipe:
     @property
     def first_joint_step(self) -> int:
         """The first step with images without labels, if the run uses any."""
-        return math.floor(JOINT_START * self.train.steps)
+        start = 1.0 if self.joint is None else self.joint.start
+        return math.floor(start * self.train.steps)
 
 
 SECTIONS: dict[str, type] = {

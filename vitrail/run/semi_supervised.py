@@ -1,7 +1,9 @@
 """Training with few labels: how images without labels are used, and how they join the batches."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from vitrail.data.open import open_data
 from vitrail.data.source import Source, split_indices
 from vitrail.data.split import use_as_training
 from vitrail.errors import UserError
-from vitrail.pretraining.config import JOINT_START, JointConfig
+from vitrail.pretraining.config import JointConfig
 from vitrail.run import auto
 from vitrail.run.recipe import Recipe, settings_to_dict
 from vitrail.run.request import Request
@@ -21,6 +23,8 @@ SHIFT = 0.1  # of an image without label whose class is predicted, as a fraction
 TINY_IMAGE = 16  # pixels up to which crops stay large
 SHORT_EMA, LONG_EMA = 0.99, 0.995  # EMA decay, of few and of many steps: the teacher must follow
 USUAL_RATIO = 3  # images without labels for each labelled one
+LABELLED_FIRST = 100_000  # labelled images, counted once a pass, before others are worth their cost
+LABELLED_PASSES = 200  # over a few labelled images, which are enough, too
 FORWARD_COST = 1 / 3  # of a prediction, against a training step on the same images
 
 
@@ -43,9 +47,26 @@ def choose_joint(
     )
 
 
+def plan_joint(
+    config: JointConfig, images: int, affordable: float, requested: Mapping[str, Any]
+) -> JointConfig:
+    """When images without labels join, if that is not requested; with ratio 0 if they should not.
+
+    `affordable` is how many images with labels the time is enough for; each of the `images` counts
+    in every pass. At most half of them are seen alone.
+    """
+    alone = min(LABELLED_FIRST, LABELLED_PASSES * images)
+    accompanied = (affordable - alone) / (1 + unlabelled_cost(config))
+    if accompanied < alone and "ratio" not in requested:
+        return replace(config, ratio=0)
+    share = alone / (alone + max(alone, accompanied))
+    start = config.start if "start" in requested else max(JointConfig.start, round(share, 2))
+    return replace(config, start=start)
+
+
 def step_cost(config: JointConfig) -> float:
     """The mean cost of a step, over that of one with labelled images alone."""
-    return 1 + (1 - JOINT_START) * unlabelled_cost(config)
+    return 1 + (1 - config.start) * unlabelled_cost(config)
 
 
 def unlabelled_cost(config: JointConfig) -> float:
@@ -74,7 +95,7 @@ def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> Non
         choice.reasons.append("augmentation light: flips and shifts; the joint loss distorts more")
     many = f"{config.ratio} image{'s' * (config.ratio > 1)}"
     choice.reasons.append(
-        f"few labels: after {JOINT_START:.0%} of the steps, {many} without labels beside each "
+        f"few labels: after {config.start:.0%} of the steps, {many} without labels beside each "
         f"labelled one; the sharpened prediction of the EMA weights for an image is the target for "
         f"a distorted view of it (Xie et al., 2020)"
     )
