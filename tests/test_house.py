@@ -24,7 +24,7 @@ from vitrail.pretraining.config import JointConfig, PretrainConfig
 from vitrail.run.auto import DataSummary, choose_from_scratch
 from vitrail.run.fine_tuning import Budget, choose_fine_tuning
 from vitrail.run.recipe import settings_to_dict
-from vitrail.run.semi_supervised import choose_joint
+from vitrail.run.semi_supervised import choose_joint, plan_joint
 from vitrail.run.unlabelled import choose_pretraining
 from vitrail.training.config import TrainConfig
 from vitrail.zoo.presets import PRESETS, preset
@@ -369,7 +369,8 @@ def chosen_settings() -> Iterator[dict[str, dict[str, object]]]:
     for images in (even, grey, replace(even, side=400)):
         for method in ("masked", "views"):
             yield choose_pretraining(images, method, device="cuda").settings
-        yield {"joint": settings_to_dict(choose_joint(images, 0.5))}
+        joint = choose_joint(images, 0.5)
+        yield {"joint": settings_to_dict(plan_joint(joint, images.images, 400_000, {}))}
     for published in PUBLISHED:
         yield {"preprocess": published.preprocess}
 
@@ -427,8 +428,8 @@ def trace_models(tracer: Tracer) -> None:
 
     distilled = ViT(ViTConfig(**sizes, distilled=True, positions="rotary"))
     tracer.run(lambda: distilled(x), N=17, **legend)
-    patches, rope = torch.randn(2, 15, 24), rotary_positions((3, 5), 8, 2, x)
-    tracer.run(lambda: distilled._select_patches(patches, rope, keep), N=6, **legend)
+    rope = rotary_positions((3, 5), 8, 2, x)
+    tracer.run(lambda: distilled._select_rotations(rope, keep), N=6, **legend)
     for pool in ({"pool": "avg"}, {"pool": "avg", "norm_after_pool": True}):
         pooled = ViT(ViTConfig(**sizes, **pool, registers=4, positions="sincos"))
         tracer.run(lambda pooled=pooled: pooled(x), N=19, **legend)

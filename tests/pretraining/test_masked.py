@@ -6,8 +6,11 @@ import torch
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.pretraining.config import PretrainConfig
+from vitrail.pretraining.hog import oriented_gradients
 from vitrail.pretraining.masked import (
     MaskedAutoencoder,
+    cut_rectangles,
+    draw_rectangles,
     normalise_patches,
     patchify,
     take,
@@ -20,7 +23,7 @@ IMAGES = torch.rand(3, 3, 16, 24, generator=torch.Generator().manual_seed(0))
 
 def make(**changes):
     torch.manual_seed(0)
-    settings = {name: changes.pop(name) for name in ("normalise",) if name in changes}
+    settings = {name: changes.pop(name) for name in ("normalise", "hog") if name in changes}
     vit = ViTConfig(**SIZES | {"positions": "sincos", "pool": "avg"} | changes)
     return MaskedAutoencoder(ViT(vit), PretrainConfig(decoder_width=16, **settings)).eval()
 
@@ -30,9 +33,10 @@ def test_patches_are_put_back_where_they_were():
     assert torch.equal(patchify(IMAGES, 4)[0, 7], IMAGES[0, :, 4:8, 4:8].flatten())
 
 
+@pytest.mark.parametrize("positions", ["sincos", "learned", "rotary"])
 @pytest.mark.parametrize("stem", ["patch", "conv", "r9"])
-def test_hidden_pixels_never_reach_the_prediction(stem):
-    model = make(stem=stem)
+def test_hidden_pixels_never_reach_the_prediction(stem, positions):
+    model = make(stem=stem, positions=positions)
     visible, hidden = model.draw_masks(IMAGES)
     changed = patchify(IMAGES, 4)
     changed.scatter_(1, hidden[:, :, None].expand(-1, -1, 48), 9.0)
@@ -79,3 +83,66 @@ def test_every_parameter_learns():
     model = make(pool="cls", registers=2).train()
     model(IMAGES).sum().backward()
     assert not [name for name, p in model.named_parameters() if p.grad is None]
+
+
+def test_rectangles_stay_inside_and_differ_between_images():
+    generator = torch.Generator().manual_seed(0)
+    for fraction, grid in (
+        (0.4, (4, 4)),
+        (0.25, (8, 8)),
+        (0.4, (3, 5)),
+        (0.9, (2, 2)),
+        (0.05, (4, 4)),
+    ):
+        for _ in range(20):
+            found = draw_rectangles(50, grid, fraction, generator)
+            rows, columns = found.shape[1:]
+            assert rows * columns < grid[0] * grid[1]
+            assert found.min() >= 0 and found.max() < grid[0] * grid[1]
+            assert torch.equal(
+                found % grid[1] - found[:, :1, :1] % grid[1], torch.arange(columns).expand_as(found)
+            )
+    shapes = {tuple(draw_rectangles(1, (4, 4), 0.4, generator).shape[1:]) for _ in range(30)}
+    assert shapes == {(2, 3), (3, 2)}
+    assert len(draw_rectangles(200, (4, 4), 0.4, generator)[:, 0, 0].unique()) == 6  # all places
+
+
+def test_rectangles_are_cut_out_of_their_images():
+    visible = draw_rectangles(3, (4, 6), 0.25, torch.Generator().manual_seed(1))
+    pixels = patchify(cut_rectangles(IMAGES, visible, 4), 4)
+    assert torch.equal(pixels, take(patchify(IMAGES, 4), visible.flatten(1)))
+
+
+@pytest.mark.parametrize("positions", ["sincos", "learned", "rotary"])
+def test_tokens_of_a_rectangle_have_the_positions_of_its_patches(positions):
+    model = make(positions=positions, registers=1)  # patches without a stem have no neighbours
+    visible = draw_rectangles(3, (4, 6), 0.4, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        model.encode(IMAGES, visible), model.encode(IMAGES, visible.flatten(1))
+    )
+
+
+def test_convolutions_never_see_more_than_the_rectangle():
+    model, sizes = make(stem="r9").train(), []
+    model.backbone.patch_embed.register_forward_pre_hook(lambda _, x: sizes.append(x[0].shape[2:]))
+    model(IMAGES)
+    visible, _ = model.draw_masks(IMAGES)
+    assert sizes[0].numel() == visible[0].numel() * 16 < IMAGES[0, 0].numel() / 2
+
+
+def test_gradients_weigh_in_the_loss_and_stay_out_of_the_pixels():
+    model = make(hog=0.75)
+    visible, hidden = model.draw_masks(IMAGES)
+    predicted = model.predict_patches(IMAGES, visible, hidden)
+    pixels, gradients = predicted[..., :48], predicted[..., 48:]
+    wanted = (
+        take(patchify(IMAGES, 4), hidden),
+        take(patchify(oriented_gradients(IMAGES, 4), 1), hidden),
+    )
+    errors = [
+        (mine - true).square().mean(dim=(1, 2))
+        for mine, true in zip((pixels, gradients), wanted, strict=True)
+    ]
+    torch.testing.assert_close(model(IMAGES)[:, 0], 0.25 * errors[0] + 0.75 * errors[1])
+    rebuilt = patchify(model.rebuild(IMAGES)[1], 4)
+    torch.testing.assert_close(take(rebuilt, hidden), pixels)

@@ -108,22 +108,37 @@ class ViT(nn.Module):
         >>> tokens.shape, rope
         (torch.Size([1, 17, 64]), None)
         """
-        config, grid = self.config, self.grid(x)
+        grid = self.grid(x)
         if keep is not None:
             check_keep(keep, x.shape[0])
-            if config.stem != "patch":  # convolutions would see the dropped neighbours
-                x = blank_patches(x, keep, config.patch)
+            if self.config.stem != "patch":  # convolutions would see the dropped neighbours
+                x = blank_patches(x, keep, self.config.patch)
         x = self.patch_embed(x)  # (B, P, D)
-        rope = None
+        if keep is not None:
+            x = x.gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
+        return self.add_positions(x, grid, keep)
+
+    def add_positions(
+        self, x: Tensor, grid: tuple[int, int], keep: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The second half of `embed`: `x` holds all patches of the grid, or those in `keep`.
+
+        >>> model = vitrail.ViT(vitrail.preset("Pico/2", image=8))
+        >>> model.add_positions(torch.rand(1, 2, 64), (4, 4), torch.tensor([[0, 5]]))[0].shape
+        torch.Size([1, 3, 64])
+        """
+        config, rope = self.config, None
         if self.pos_embed is not None:
-            patch_positions = self.pos_embed[:, config.class_tokens :]
-            x = x + interpolate_positions(patch_positions, config.grid, grid)
+            positions = self.pos_embed[:, config.class_tokens :]
+            positions = interpolate_positions(positions, config.grid, grid)
+            x = x + (positions if keep is None else positions[0, keep])
         elif config.positions == "sincos":
-            x = x + sincos_positions(grid, config.width, x)
+            positions = sincos_positions(grid, config.width, x)
+            x = x + (positions if keep is None else positions[keep])
         elif config.positions == "rotary":
             rope = rotary_positions(grid, config.width // config.heads, config.prefix, x)
-        if keep is not None:
-            x, rope = self._select_patches(x, rope, keep)
+            if keep is not None:
+                rope = self._select_rotations(rope, keep)
         # x.shape[0], because len(x) would fix the batch size of an exported model
         x = torch.cat([*self._prefix_tokens(x.shape[0]), x], dim=1)  # (B, N, D)
         return self.norm_pre(self.dropout(x)), rope
@@ -139,16 +154,11 @@ class ViT(nn.Module):
             tokens.append(self.reg_token)
         return [token.expand(batch, -1, -1) for token in tokens]
 
-    def _select_patches(
-        self, x: Tensor, rope: Tensor | None, keep: Tensor
-    ) -> tuple[Tensor, Tensor | None]:  # (B, P, D)
-        """The patches in `keep`, and their rotary positions."""
-        x = x.gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
-        if rope is not None:
-            front = torch.arange(self.config.prefix, device=keep.device).expand(keep.shape[0], -1)
-            index = torch.cat([front, keep + self.config.prefix], dim=1)  # (B, N)
-            rope = rope[:, 0, 0, index][:, :, None]  # (2, B, 1, N, d)
-        return x, rope
+    def _select_rotations(self, rope: Tensor, keep: Tensor) -> Tensor:
+        """The rotary positions of the prefix tokens and of the patches in `keep`."""
+        front = torch.arange(self.config.prefix, device=keep.device).expand(keep.shape[0], -1)
+        index = torch.cat([front, keep + self.config.prefix], dim=1)  # (B, N)
+        return rope[:, 0, 0, index][:, :, None]  # (2, B, 1, N, d)
 
     def pool(self, x: Tensor) -> Tensor:  # (B, N, D)
         """One vector per image: y = LN(z_class), equation 4, or a pool over all patches.

@@ -25,6 +25,7 @@ class PretrainConfig:
     decoder_depth: int = 1  # masked: blocks of the decoder, discarded at the end
     decoder_width: int = 128  # masked: width of the decoder's tokens
     normalise: bool = False  # masked: targets with mean 0 and variance 1 in each patch
+    hog: float = 0.0  # masked: weight of oriented gradients (HOG) in the loss, the rest is pixels
     views: int = 4  # views: random crops of each image at full resolution
     local_views: int = 0  # views: small crops of each image at about half the resolution
     crop: float = 0.2  # views: minimum area fraction of a crop at full resolution
@@ -48,7 +49,7 @@ class PretrainConfig:
                 raise UserError(
                     f"pretrain.{name} is {getattr(self, name)!r}; give a number between 0 and 1"
                 )
-        for name in ("flip", "colour", "comparison"):
+        for name in ("hog", "flip", "colour", "comparison"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(
                     f"pretrain.{name} is {getattr(self, name)!r}; give a number from 0 to 1"

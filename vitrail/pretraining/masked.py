@@ -10,8 +10,10 @@ from vitrail.model.config import ViTConfig
 from vitrail.model.embed import sincos_positions
 from vitrail.model.vit import ViT
 from vitrail.pretraining.config import PretrainConfig
+from vitrail.pretraining.hog import DIRECTIONS, cell_size, oriented_gradients
 from vitrail.pretraining.objective import Pretrainer
 
+CPU = torch.device("cpu")
 HEAD_WIDTH = 32  # channels of an attention head of the decoder
 EPSILON = 1e-6  # added to the variance of a patch
 
@@ -19,28 +21,55 @@ EPSILON = 1e-6  # added to the variance of a patch
 class MaskedAutoencoder(Pretrainer):
     """MAE (He et al., 2022): the backbone sees only the visible patches, so a step is cheap.
 
-    Convolutional stems see the hidden patches as zeros, the mean of the normalised pixels.
+    Convolutions need neighbours: in front of a convolutional stem, the visible patches of an image
+    are a rectangle, and the rest of the image is cut off. The gradients of the hidden patches are
+    predicted, too (Wei et al., 2022), with the weight `config.hog`.
     """
 
     def __init__(self, backbone: ViT, config: PretrainConfig):
         super().__init__(backbone)
-        self.mask, self.normalise = config.mask, config.normalise
+        self.mask, self.normalise, self.hog = config.mask, config.normalise, config.hog
         vit = backbone.config
-        pixels = vit.patch**2 * vit.channels
-        self.decoder = Decoder(vit.width, pixels, config.decoder_width, config.decoder_depth)
+        self.pixels = vit.patch**2 * vit.channels
+        self.cell = cell_size(vit.patch)
+        gradients = DIRECTIONS * (vit.patch // self.cell) ** 2 if self.hog else 0
+        outputs = self.pixels + gradients
+        self.decoder = Decoder(vit.width, outputs, config.decoder_width, config.decoder_depth)
 
     def forward(self, images: Tensor) -> Tensor:
         """The mean squared error of the hidden patches, for each image: (B, 1)."""
         visible, hidden = self.draw_masks(images)
-        predicted = self.predict_patches(images, visible, hidden)
-        targets = take(patchify(images, self.backbone.config.patch), hidden)
+        predicted = self.predict_patches(images, visible, hidden).float()
+        errors = (predicted - take(self.targets(images), hidden)).square()
+        loss = errors[..., : self.pixels].mean(dim=(1, 2))
+        if self.hog:
+            loss = loss.lerp(errors[..., self.pixels :].mean(dim=(1, 2)), self.hog)
+        return loss[:, None]
+
+    def targets(self, images: Tensor) -> Tensor:
+        """The pixels of each patch; behind them its gradients, if they are predicted."""
+        patch = self.backbone.config.patch
+        pixels = patchify(images, patch)
         if self.normalise:
-            targets = normalise_patches(targets)[0]
-        return (predicted.float() - targets).square().mean(dim=(1, 2))[:, None]
+            pixels = normalise_patches(pixels)[0]
+        if not self.hog:
+            return pixels
+        gradients = oriented_gradients(images, self.cell)
+        return torch.cat([pixels, patchify(gradients, patch // self.cell)], dim=2)
 
     def draw_masks(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices of the visible and of the hidden patches, random for each image."""
-        patches = math.prod(self.backbone.grid(images))
+        """Indices of the visible and of the hidden patches, random for each image.
+
+        The visible ones are (B, P'), or (B, rows, columns) in front of a convolutional stem.
+        """
+        grid = self.backbone.grid(images)
+        if self.backbone.config.stem != "patch":
+            visible = draw_rectangles(len(images), grid, 1 - self.mask, self.generator(CPU))
+            visible = visible.to(images.device)
+            order = torch.ones(len(images), math.prod(grid), device=images.device)
+            order = order.scatter(1, visible.flatten(1), 0.0).argsort(dim=1, stable=True)
+            return visible, order[:, math.prod(visible.shape[1:]) :]
+        patches = math.prod(grid)
         generator = self.generator(images.device)
         noise = torch.rand(len(images), patches, device=images.device, generator=generator)
         order = noise.argsort(dim=1)
@@ -48,12 +77,27 @@ class MaskedAutoencoder(Pretrainer):
         return order[:, :visible], order[:, visible:]
 
     def predict_patches(self, images: Tensor, visible: Tensor, hidden: Tensor) -> Tensor:
-        """The pixels of the hidden patches, (B, P', pixels), from the visible ones."""
-        tokens = self.backbone.norm(self.backbone.encode(images, visible))
+        """The pixels of the hidden patches, (B, P', pixels), from the visible ones.
+
+        With `hog`, their gradients are behind the pixels.
+        """
+        grid = self.backbone.grid(images)
+        tokens = self.backbone.norm(self.encode(images, visible))
         patches: Tensor = self.decoder(
-            tokens[:, self.backbone.config.prefix :], visible, hidden, self.backbone.grid(images)
+            tokens[:, self.backbone.config.prefix :], visible.flatten(1), hidden, grid
         )
         return patches
+
+    def encode(self, images: Tensor, visible: Tensor) -> Tensor:
+        """The tokens after the last block, as in `ViT.encode`, of the visible patches alone."""
+        backbone = self.backbone
+        if visible.ndim == 2:
+            return backbone.encode(images, visible)
+        x = backbone.patch_embed(cut_rectangles(images, visible, backbone.config.patch))
+        x, rope = backbone.add_positions(x, backbone.grid(images), visible.flatten(1))
+        for block in backbone.blocks:
+            x = block(x, rope)
+        return x
 
     @torch.no_grad()
     def rebuild(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +108,7 @@ class MaskedAutoencoder(Pretrainer):
         visible, hidden = self.draw_masks(images)
         patch, grid = self.backbone.config.patch, self.backbone.grid(images)
         true = patchify(images, patch)
-        predicted = self.predict_patches(images, visible, hidden).float()
+        predicted = self.predict_patches(images, visible, hidden)[..., : self.pixels].float()
         if self.normalise:
             _, mean, deviation = normalise_patches(take(true, hidden))
             predicted = predicted * deviation + mean
@@ -104,6 +148,35 @@ class Decoder(nn.Module):
             x = block(x, None)
         pixels: Tensor = self.head(self.norm(take(x, hidden)))
         return pixels
+
+
+def draw_rectangles(
+    images: int, grid: tuple[int, int], fraction: float, generator: torch.Generator | None
+) -> Tensor:
+    """Indices (B, rows, columns) of a random rectangle of patches for each image.
+
+    All have the same shape, about this fraction of the grid and about as wide as high.
+    """
+    height, width = grid
+    rows = fraction**0.5 * height + torch.rand((), generator=generator).item() - 0.5
+    rows = min(height, max(1, round(rows)))
+    columns = min(width, max(1, round(fraction * height * width / rows)))
+    if rows * columns == height * width:  # something must be hidden
+        rows, columns = (rows - 1, columns) if rows > 1 else (rows, columns - 1)
+    top = torch.randint(height - rows + 1, (images, 1, 1), generator=generator)
+    left = torch.randint(width - columns + 1, (images, 1, 1), generator=generator)
+    return (top + torch.arange(rows)[:, None]) * width + left + torch.arange(columns)
+
+
+def cut_rectangles(images: Tensor, visible: Tensor, patch: int) -> Tensor:
+    """The pixels of rectangles of patches, whose indices are (B, rows, columns)."""
+    image = torch.arange(len(images), device=images.device)[:, None, None]
+    first, columns = visible[:, 0, 0], images.shape[3] // patch
+    corner = torch.stack([first // columns, first % columns]) * patch  # (2, B)
+    rows, columns = (side * patch for side in visible.shape[1:])
+    y = corner[0][:, None] + torch.arange(rows, device=images.device)
+    x = corner[1][:, None] + torch.arange(columns, device=images.device)
+    return images[image, :, y[:, :, None], x[:, None]].movedim(3, 1)
 
 
 def patchify(images: Tensor, patch: int) -> Tensor:

@@ -291,8 +291,7 @@ def choose_training(
     reasons.append(f"batch {batch}: {why}")
     reasons.append("optimizer muon, learning rate 0.01: better than AdamW on CIFAR-10, both tuned")
     if vit.small_stem:
-        train["weight_decay"] = STEM_WEIGHT_DECAY
-        reasons.append(f"weight decay {STEM_WEIGHT_DECAY}: better with convolutions on CIFAR-10")
+        train |= choose_weight_decay(reasons)
     if vit.stem == "patch" and vit.patches >= LONG_SEQUENCE and epochs < SHORT_TRAINING:
         train |= {"drop_patches": 0.5, "drop_until": 0.7}
         reasons.append("patch dropout 0.5 at first: cheaper steps, so more of them in short time")
@@ -301,6 +300,12 @@ def choose_training(
         reasons.append("label smoothing and EMA weights: they reduce overfitting in many epochs")
     reasons += explain_balancing(summary)
     return train | choose_class_weights(summary)
+
+
+def choose_weight_decay(reasons: list[str]) -> dict[str, Any]:
+    """That of a model with a stem; appends to `reasons`."""
+    reasons.append(f"weight decay {STEM_WEIGHT_DECAY}: better with convolutions on CIFAR-10")
+    return {"weight_decay": STEM_WEIGHT_DECAY}
 
 
 def choose_ema_decay(steps: float) -> float:

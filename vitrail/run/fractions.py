@@ -68,8 +68,7 @@ def step_cost_ratio(recipe: Recipe) -> float:
     assert pretrain is not None
     if pretrain.method == "views":
         return pretrain.views + pretrain.local_views / 4  # a local view has a quarter of the pixels
-    drops = pretrain.method == "masked" and recipe.vit.stem == "patch"
-    return 1 - pretrain.mask if drops else 1.0
+    return 1 - pretrain.mask if pretrain.method == "masked" else 1.0
 
 
 def train_briefly(recipe: Recipe, backbone: ViT | None, loader: Loader, steps: int) -> float:
