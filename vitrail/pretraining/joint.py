@@ -2,7 +2,8 @@
 
 Unsupervised data augmentation (Xie et al., 2020) with a mean teacher (Tarvainen and Valpola, 2017):
 what the model with EMA weights predicts for an image without label, sharpened, is the target of a
-distorted view of it. Half of the labelled images are distorted, too.
+distorted view of it. Distribution alignment (Berthelot et al., 2020) keeps the predicted classes as
+frequent as the labels. Half of the labelled images are distorted, too.
 """
 
 from functools import partial
@@ -17,6 +18,8 @@ from vitrail.pretraining.teacher import Criterion
 from vitrail.pretraining.views import Draws, crop_views, jitter_colours
 
 TEMPERATURE = 0.5  # sharpens predictions: below 1, classes separate
+MEMORY = 0.99  # of the mean predictions, of one step for the next
+RARE = 0.1  # of a class that is as frequent as the others: rarer ones are aligned with caution
 HOLE = 3 / 8  # side of the blank square, as a fraction of the image's
 
 
@@ -30,6 +33,8 @@ class JointClassifier(nn.Module):
 
     mean: Tensor
     std: Tensor
+    labelled: Tensor
+    predicted: Tensor
 
     def __init__(self, backbone: ViT, config: JointConfig, mean: Tensor, std: Tensor):
         super().__init__()
@@ -37,6 +42,9 @@ class JointClassifier(nn.Module):
         self.teacher: tuple[ViT, ...] = ()  # in a tuple: its weights are not part of this module
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("std", std, persistent=False)
+        even = torch.full((backbone.config.classes,), 1 / backbone.config.classes)
+        self.register_buffer("labelled", even)  # frequency of each class, with a label
+        self.register_buffer("predicted", even.clone())  # the same, as the teacher predicts
 
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         labelled = self.distort_half(images if images.ndim == 4 else images[:, 0])
@@ -46,16 +54,30 @@ class JointClassifier(nn.Module):
         others = images[:, 1:].flatten(0, 1)
         with torch.no_grad():
             teacher = self.teacher[0] if self.teacher else self.backbone
-            targets = (teacher(others).float() / TEMPERATURE).softmax(dim=1)
+            predictions = teacher(others).float().softmax(dim=1)
             views = self.distort(others)
         if keep is None:  # one batch, so that batch norms see both kinds of images
             logits = self.backbone(torch.cat([labelled, views]))
             ours, theirs = logits[: len(labelled)], logits[len(labelled) :]
         else:
             ours, theirs = self.backbone(labelled, keep), self.backbone(views)
+        targets = self.align(predictions, ours)
         losses = F.cross_entropy(theirs.float(), targets, reduction="none")
         mean = losses.view(len(ours), -1).mean(dim=1, keepdim=True)
         return torch.cat([ours, mean.to(ours.dtype)], dim=1)
+
+    @torch.no_grad()
+    def align(self, predictions: Tensor, logits: Tensor) -> Tensor:
+        """Sharpened predictions, after classes that are predicted too often have lost weight.
+
+        `logits` are those of labelled images, whose predictions are soon as frequent as the labels.
+        """
+        if self.training:
+            self.labelled.lerp_(logits.float().softmax(dim=1).mean(dim=0), 1 - MEMORY)
+            self.predicted.lerp_(predictions.mean(dim=0), 1 - MEMORY)
+        least = RARE / len(self.labelled)
+        aligned = predictions * (self.labelled + least) / (self.predicted + least)
+        return (aligned.log() / TEMPERATURE).softmax(dim=1)
 
     def distort_half(self, images: Tensor) -> Tensor:
         """In training, every second image is distorted: all of them would hide what is usual."""
