@@ -5,24 +5,30 @@ import math
 import pytest
 import torch
 
-from vitrail.pretraining.hog import DIRECTIONS, EPSILON, SCALE, cell_size, oriented_gradients
+from vitrail.pretraining.hog import (
+    ANGLE,
+    DIRECTIONS,
+    EPSILON,
+    SCALE,
+    cell_size,
+    oriented_gradients,
+)
 
 SIDE = torch.arange(8.0)
 
 
 @pytest.mark.parametrize("direction", range(DIRECTIONS))
 def test_a_ramp_counts_for_its_direction_alone(direction):
-    angle = 2 * math.pi * direction / DIRECTIONS
-    ramp = SIDE * math.cos(angle) + SIDE[:, None] * math.sin(angle)
+    ramp = SIDE * math.cos(direction * ANGLE) + SIDE[:, None] * math.sin(direction * ANGLE)
     inside = oriented_gradients(ramp[None, None], 1)[0, :, 1:-1, 1:-1]
     expected = torch.zeros_like(inside)
-    expected[direction] = SCALE * 2 / (2 + EPSILON)  # the difference of two pixels apart
+    length = 2 * (1 - math.cos(ANGLE))  # 2 is the difference of pixels two apart
+    expected[direction] = SCALE * length / (length + EPSILON)
     torch.testing.assert_close(inside, expected, atol=1e-4, rtol=0)
 
 
 def test_between_two_directions_both_count_equally():
-    angle = 2 * math.pi * 1.5 / DIRECTIONS
-    ramp = SIDE * math.cos(angle) + SIDE[:, None] * math.sin(angle)
+    ramp = SIDE * math.cos(1.5 * ANGLE) + SIDE[:, None] * math.sin(1.5 * ANGLE)
     found = oriented_gradients(ramp[None, None], 1)[0, :, 3, 3]
     torch.testing.assert_close(found[1], found[2])
     assert found[1] > 2 and found[[0, 3, 4, 5, 6, 7]].abs().max() < 1e-4

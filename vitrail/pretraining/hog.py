@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 DIRECTIONS = 8
+ANGLE = 2 * math.pi / DIRECTIONS  # from one direction to the next
 SCALE = 4.0  # the standard deviation becomes about 1, like that of normalised pixels
-EPSILON = 0.05  # added to the norm of a histogram, so that flat cells are near 0
+EPSILON = 0.015  # added to the norm of a histogram, so that flat cells are near 0
 
 
 def cell_size(patch: int) -> int:
@@ -19,15 +20,16 @@ def cell_size(patch: int) -> int:
 def oriented_gradients(images: Tensor, cell: int) -> Tensor:
     """HOG (Dalal and Triggs, 2005) of each cell: (B, DIRECTIONS, H / cell, W / cell).
 
-    The gradient of a pixel counts with its length for the two nearest directions.
+    The gradient of a pixel counts for the directions that are less than `ANGLE` away from it.
     """
     grey = F.pad(images.float().mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
     right = grey[..., 1:-1, 2:] - grey[..., 1:-1, :-2]
     down = grey[..., 2:, 1:-1] - grey[..., :-2, 1:-1]
-    length, angle = right.hypot(down), torch.atan2(down, right) * (DIRECTIONS / 2 / math.pi)
-    centres = torch.arange(DIRECTIONS, device=images.device)[:, None, None]
-    apart = (angle - centres).remainder(DIRECTIONS)  # (B, DIRECTIONS, H, W)
-    shares = (1 - torch.minimum(apart, DIRECTIONS - apart)).clamp(min=0)
-    histograms = F.avg_pool2d(shares * length, cell)
-    norm = histograms.norm(dim=1, keepdim=True)
-    return SCALE * histograms / (norm + EPSILON)
+    least = right.hypot(down) * math.cos(ANGLE)
+    planes = []
+    for direction in range(DIRECTIONS):  # one after the other, in the processor's cache
+        angle = direction * ANGLE
+        along = torch.add(right * math.cos(angle), down, alpha=math.sin(angle))
+        planes.append(F.avg_pool2d((along - least).clamp(min=0), cell))
+    histograms = torch.cat(planes, dim=1)
+    return SCALE * histograms / (histograms.norm(dim=1, keepdim=True) + EPSILON)
