@@ -65,13 +65,26 @@ def test_small_images_get_a_resnet_stem_and_tiny_ones_plain_patches():
 
 def test_grey_pictures_are_left_as_they_are_where_few_passes_are_made():
     grey = replace(DIGITS, images=54_000, side=28)
-    kinds = [auto.choose_augmentation(grey, passes)[0] for passes in (3, 14, 100)]
+    kinds = [auto.choose_augmentation(grey, passes, False)[0] for passes in (3, 14, 100)]
     assert kinds == ["none", "gentle digits", "digits"]
 
 
 def test_how_often_an_image_is_seen_decides_on_augmentation():
-    kinds = [auto.choose_augmentation(CIFAR, passes)[0] for passes in (1, 5, 10, 100, 300)]
+    epochs = (1, 5, 10, 100, 300)
+    kinds = [auto.choose_augmentation(CIFAR, passes, False)[0] for passes in epochs]
     assert kinds == ["none", "flips", "light", "medium", "strong"]
+    assert auto.choose_augmentation(CIFAR, 300, True)[0] == "medium"
+
+
+def test_batch_norms_get_batches_of_64_in_short_runs_on_few_images():
+    few = replace(CIFAR, images=457)
+    batches = [auto.choose_from_scratch(few, minutes=3, model=m).settings["train"]["batch"]
+               for m in ("R9+Micro/8", "Nano/4")]  # fmt: skip
+    assert batches == [64, 16]
+    assert auto.choose_from_scratch(few).settings["train"]["batch"] == 16  # epochs, not time
+    tiny = replace(CIFAR, images=50)
+    assert auto.choose_from_scratch(tiny, minutes=3).settings["train"]["batch"] == 16
+    assert auto.choose_from_scratch(CIFAR, minutes=3).settings["train"]["batch"] == 128
 
 
 def test_grey_pictures_are_not_flipped():

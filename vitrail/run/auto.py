@@ -40,6 +40,7 @@ VERY_MANY_EPOCHS = 150  # from here on, mixup and cutmix pay off too
 SHORT_TRAINING = 15  # epochs below which patch dropout buys more steps than it costs accuracy
 LONG_SEQUENCE = 36  # patches from which half of them still show the image
 SCRATCH: dict[str, Any] = {"optimizer": "muon", "lr": 1e-2, "schedule": "linear"}
+STEM_BATCH = 64  # images, at least, if there are twice as many: batch norms need them
 STEM_WEIGHT_DECAY = 0.5  # before batch norms, it keeps the relative size of updates
 WEIGHTED_IMBALANCE = 3  # largest over smallest class, above which the loss is weighted
 SAMPLED_IMBALANCE = 10  # above which rare classes are sampled more often instead
@@ -133,7 +134,7 @@ def choose_from_scratch(
     vit = settings_from_dict(ViTConfig, {**chosen, **(requested or {})}, "vit.")
     expected = expected_epochs(summary, vit, rate, minutes, wanted)
     number = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
-    augment, why = choose_augmentation(summary, expected)
+    augment, why = choose_augmentation(summary, expected, vit.small_stem)
     reasons = [
         f"image {vit.size[0]}: the short side has {summary.side} pixels; "
         f"{vit.patches} patches of {vit.patch} x {vit.patch}",
@@ -141,7 +142,7 @@ def choose_from_scratch(
         f"augmentation {augment}: {why}",
     ]
     reasons.append("normalisation: mean and std of the training images")
-    train = choose_training(summary, vit, expected, reasons)
+    train = choose_training(summary, vit, expected, reasons, timed=minutes is not None)
     if vit.small_stem:
         reasons.append("stem: starts from whitening filters of the training images (Page, 2018)")
     if minutes is None:
@@ -258,8 +259,11 @@ def default_epochs(summary: DataSummary) -> int:
     return int(min(300, max(30, 2_000_000 / summary.images)))
 
 
-def choose_augmentation(summary: DataSummary, epochs: float) -> tuple[str, str]:
-    """The name of an augmentation preset, and why: stronger for more epochs."""
+def choose_augmentation(summary: DataSummary, epochs: float, stem: bool) -> tuple[str, str]:
+    """The name of an augmentation preset, and why: stronger for more epochs.
+
+    Mixup and cutmix are too much for the small models with a stem.
+    """
     grey = summary.channels == 1
     if epochs < (FEW_EPOCHS if grey else 1.5):
         return "none", "with so few epochs augmentation only slows learning down"
@@ -274,20 +278,22 @@ def choose_augmentation(summary: DataSummary, epochs: float) -> tuple[str, str]:
         return "digits", f"small shifts and rotations, for many epochs; {caution}"
     if epochs < MANY_EPOCHS:
         return "light", "flips and shifts, for a moderate number of epochs"
-    if epochs < VERY_MANY_EPOCHS:
+    if stem or epochs < VERY_MANY_EPOCHS:
         return "medium", "crops, flips, colour jitter and random erasing, for many epochs"
     return "strong", "crops, colour jitter, erasing, mixup and cutmix, for very many epochs"
 
 
 def choose_training(
-    summary: DataSummary, vit: ViTConfig, epochs: float, reasons: list[str]
+    summary: DataSummary, vit: ViTConfig, epochs: float, reasons: list[str], *, timed: bool
 ) -> dict[str, Any]:
     """Optimizer, batch size, schedule and regularisation; appends to `reasons`."""
     batch = batch_size(summary)
-    train = {"batch": batch, **SCRATCH}
     why = f"at least {STEPS_PER_EPOCH} steps per epoch of {summary.images:,} images"
+    if vit.small_stem and timed:  # the time limits the steps, not the number of images
+        batch = max(batch, min(STEM_BATCH, largest_batch(summary) // 2))
     if STEPS_PER_EPOCH * batch > summary.images:
         why = f"there are only {summary.images} images"
+    train = {"batch": batch, **SCRATCH}
     reasons.append(f"batch {batch}: {why}")
     reasons.append("optimizer muon, learning rate 0.01: better than AdamW on CIFAR-10, both tuned")
     if vit.small_stem:
@@ -340,8 +346,13 @@ def batch_size(summary: DataSummary) -> int:
 
     Sets of fewer than 64 images get 4 all the same, or the largest power of two in the set.
     """
-    most = math.floor(math.log2(summary.images))
-    return 1 << min(7, most, max(2, most - int(math.log2(STEPS_PER_EPOCH))))
+    most = largest_batch(summary)
+    return min(128, most, max(4, most // STEPS_PER_EPOCH))
+
+
+def largest_batch(summary: DataSummary) -> int:
+    """The largest power of two in the set."""
+    return 1 << math.floor(math.log2(summary.images))
 
 
 def choose_crop(summary: DataSummary, vit: ViTConfig) -> float:

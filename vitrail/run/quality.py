@@ -38,7 +38,7 @@ SEARCHED = 1000  # validation images among which the report finds neighbours, at
 RANKED_IMAGES = 10  # from which on the rank says something; that of two images is always 1
 COLLAPSED_RANK = 0.5  # of the effective rank of random weights; healthy runs had 0.69 and more
 COLLAPSED_SPREAD = 1e-3  # relative standard deviation of the features
-NORM_BATCHES = 8  # whole images for the batch norms of a stem that has seen blanked ones
+NORM_BATCHES = 8  # whole images for the batch norms of a stem that has seen parts of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +128,8 @@ def can_probe(loader: Loader) -> bool:
 def adapt_backbone(learner: Learner, loader: Loader) -> ViT:
     """The backbone of the EMA weights, for whole images: what is measured and saved.
 
-    The batch norms of a convolutional stem have seen images with hidden patches, so a copy gets
-    their statistics of whole ones; the training itself is not changed.
+    The batch norms of a convolutional stem have seen parts of images, so a copy gets their
+    statistics of whole ones; the training itself is not changed.
     """
     backbone = backbone_of(learner.eval_model)
     if backbone.config.small_stem:
