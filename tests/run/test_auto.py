@@ -81,6 +81,7 @@ def test_batch_norms_get_batches_of_64_in_short_runs_on_few_images():
     batches = [auto.choose_from_scratch(few, minutes=3, model=m).settings["train"]["batch"]
                for m in ("R9+Micro/8", "Nano/4")]  # fmt: skip
     assert batches == [64, 16]
+    assert line(auto.choose_from_scratch(few, minutes=3), "batch 64: batch norms")
     assert auto.choose_from_scratch(few).settings["train"]["batch"] == 16  # epochs, not time
     tiny = replace(CIFAR, images=50)
     assert auto.choose_from_scratch(tiny, minutes=3).settings["train"]["batch"] == 16

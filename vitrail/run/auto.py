@@ -289,10 +289,11 @@ def choose_training(
     """Optimizer, batch size, schedule and regularisation; appends to `reasons`."""
     batch = batch_size(summary)
     why = f"at least {STEPS_PER_EPOCH} steps per epoch of {summary.images:,} images"
-    if vit.small_stem and timed:  # the time limits the steps, not the number of images
-        batch = max(batch, min(STEM_BATCH, largest_batch(summary) // 2))
     if STEPS_PER_EPOCH * batch > summary.images:
         why = f"there are only {summary.images} images"
+    least = min(STEM_BATCH, largest_batch(summary) // 2)
+    if vit.small_stem and timed and batch < least:  # the time limits the steps, not the images
+        batch, why = least, "batch norms would be noisy with fewer images"
     train = {"batch": batch, **SCRATCH}
     reasons.append(f"batch {batch}: {why}")
     reasons.append("optimizer muon, learning rate 0.01: better than AdamW on CIFAR-10, both tuned")
