@@ -28,6 +28,7 @@ from vitrail.run.request import Request
 from vitrail.run.semi_supervised import (
     attach_unlabelled,
     choose_joint,
+    measure_training_speed,
     open_without_labels,
     plan_joint,
     use_unlabelled,
@@ -35,6 +36,7 @@ from vitrail.run.semi_supervised import (
 )
 from vitrail.training.config import TrainConfig
 from vitrail.training.distributed import SINGLE
+from vitrail.zoo.presets import preset
 
 GREY = Preprocess(size=8, channels=1)
 PLAIN = {**SMALL, "train": {"batch": 64, "log_every": 5}, "data": {"workers": 0}}
@@ -283,8 +285,9 @@ def test_a_handful_of_labelled_images_are_soon_known():
 
 @pytest.mark.parametrize("minutes", [10, 40])
 def test_a_short_run_with_few_labels_ignores_the_other_images(minutes, monkeypatch):
-    """The set and its rate are those of CIFAR-10 on one core."""
+    """The set is CIFAR-10, the core a slow one."""
     monkeypatch.setattr(auto, "training_rate", lambda device, processes: auto.CPU_RATE)
+    monkeypatch.setattr("vitrail.run.design.measure_training_speed", lambda vit: 425.0)
     summary = DataSummary(images=4508, classes=10, side=32, channels=3, imbalance=1.0)
     monkeypatch.setattr("vitrail.run.design.labelled_fraction", lambda source, request: 0.1)
     settings = {"data": {"labelled": 0.1}}
@@ -298,6 +301,16 @@ def test_a_short_run_with_few_labels_ignores_the_other_images(minutes, monkeypat
     else:
         assert joint["ratio"] == 3 and 0.3 < joint["start"] <= 0.5
         assert f"after {joint['start']:.0%} of the steps, 3 images without labels" in text
+
+
+def test_the_speed_is_that_of_later_steps_and_leaves_the_random_numbers_alone(monkeypatch):
+    ticks = iter([0, 9, 9, 19, 20, 20.5, 21, 21.5, 22, 22.5])  # the first steps are slow
+    monkeypatch.setattr("vitrail.run.semi_supervised.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("vitrail.run.semi_supervised.TIMED_SECONDS", 20.5)
+    before = torch.get_rng_state()
+    speed = measure_training_speed(preset("Pico/2", image=8, channels=1, classes=4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert speed == 64 / 0.5
 
 
 def test_more_images_without_labels_than_there_are_is_one_line(digits):

@@ -248,10 +248,9 @@ def expected_epochs(
     return 60 * minutes * images_per_second(vit, rate) / summary.images
 
 
-def images_per_second(vit: ViTConfig, rate: float, least: float = 0) -> float:
-    """In training, on a device of this rate of multiply-adds; a model counts as `least` or more."""
-    macs = max(least, count_macs(vit))
-    return rate * (CONV_SPEED if vit.small_stem else 1) / (STEP_COST * macs)
+def images_per_second(vit: ViTConfig, rate: float) -> float:
+    """In training, on a device of this rate of multiply-adds."""
+    return rate * (CONV_SPEED if vit.small_stem else 1) / (STEP_COST * count_macs(vit))
 
 
 def default_epochs(summary: DataSummary) -> int:

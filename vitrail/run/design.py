@@ -33,6 +33,7 @@ from vitrail.run.request import AUTO, NONE, Request
 from vitrail.run.semi_supervised import (
     choose_joint,
     labelled_fraction,
+    measure_training_speed,
     plan_joint,
     step_cost,
     use_unlabelled,
@@ -339,9 +340,8 @@ def design_from_scratch(
         joint = request_joint(summary, labelled, requested)
         if joint.ratio:
             everything = replace(summary, images=round(summary.images / labelled))
-            rate = auto.training_rate(device.type, processes)
             joint, name, shape = design_joint(
-                joint, everything, summary, request, model, device.type, rate
+                joint, everything, summary, request, model, device.type, processes
             )
             if joint.ratio:
                 model, vit = name, shape
@@ -379,23 +379,26 @@ def design_joint(
     request: Request,
     model: str | None,
     device: str,
-    rate: float,
+    processes: int,
 ) -> tuple[JointConfig, str, ViTConfig]:
     """When images without labels join, if the time is enough; and a model for them.
 
     `summary` is of the images with labels, `everything` of all.
     """
-    minutes = request.minutes
+    minutes, rate = request.minutes, auto.training_rate(device, processes)
     if model is not None:
         name, vit = model, auto.named_vit(summary, model)
     else:
         short = None if minutes is None else minutes / step_cost(joint)
         name, vit = auto.choose_model(everything, device, rate, short, None)
     if minutes is not None:
-        smallest = auto.AFFORDABLE if vit.small_stem else 0  # a smaller one needs no less time
-        affordable = 60 * minutes * auto.images_per_second(vit, rate, smallest)
+        speed = auto.images_per_second(vit, rate)
+        if device == "cpu":
+            speed = processes * measure_training_speed(replace(vit, channels=summary.channels))
+        if vit.small_stem:  # a smaller one needs no less time
+            speed *= min(1.0, count_macs(vit) / auto.AFFORDABLE)
         wanted = request.settings.get("joint", {})
-        joint = plan_joint(joint, summary.images, affordable, wanted)
+        joint = plan_joint(joint, summary.images, 60 * minutes * speed, wanted)
     return joint, name, vit
 
 
