@@ -32,4 +32,5 @@ def oriented_gradients(images: Tensor, cell: int) -> Tensor:
         along = torch.add(right * math.cos(angle), down, alpha=math.sin(angle))
         planes.append(F.avg_pool2d((along - least).clamp(min=0), cell))
     histograms = torch.cat(planes, dim=1)
-    return SCALE * histograms / (histograms.norm(dim=1, keepdim=True) + EPSILON)
+    norm: Tensor = histograms.norm(dim=1, keepdim=True)
+    return SCALE * histograms / (norm + EPSILON)

@@ -73,8 +73,8 @@ class MaskedAutoencoder(Pretrainer):
         generator = self.generator(images.device)
         noise = torch.rand(len(images), patches, device=images.device, generator=generator)
         order = noise.argsort(dim=1)
-        visible = min(patches - 1, max(1, round(patches * (1 - self.mask))))
-        return order[:, :visible], order[:, visible:]
+        seen = min(patches - 1, max(1, round(patches * (1 - self.mask))))
+        return order[:, :seen], order[:, seen:]
 
     def predict_patches(self, images: Tensor, visible: Tensor, hidden: Tensor) -> Tensor:
         """The pixels of the hidden patches, (B, P', pixels), from the visible ones.
@@ -93,7 +93,7 @@ class MaskedAutoencoder(Pretrainer):
         backbone = self.backbone
         if visible.ndim == 2:
             return backbone.encode(images, visible)
-        x = backbone.patch_embed(cut_rectangles(images, visible, backbone.config.patch))
+        x: Tensor = backbone.patch_embed(cut_rectangles(images, visible, backbone.config.patch))
         x, rope = backbone.add_positions(x, backbone.grid(images), visible.flatten(1))
         for block in backbone.blocks:
             x = block(x, rope)
