@@ -153,10 +153,10 @@ def choose_method(
         hog=HOG,
     )
     stem = "" if vit.stem == "patch" else ", all but a rectangle, as convolutions need neighbours"
-    target = "normalised in each patch" if chosen.normalise else "as they are"
+    target = " normalised" if chosen.normalise else ""
     why = [
-        f"method masked: {chosen.mask:.0%} of the patches are masked{stem}; their pixels, "
-        f"{target}, are reconstructed (MAE), and their oriented gradients predicted (MaskFeat)",
+        f"method masked: {chosen.mask:.0%} of the patches are masked{stem}; their{target} "
+        f"pixels (MAE) and their oriented gradients (MaskFeat) are predicted",
         f"decoder: {chosen.decoder_depth} block{'s' * (chosen.decoder_depth > 1)} of width "
         f"{chosen.decoder_width}, discarded at the end",
     ]
