@@ -33,11 +33,11 @@ from vitrail.run.request import AUTO, NONE, Request
 from vitrail.run.semi_supervised import (
     choose_joint,
     labelled_fraction,
-    measure_training_speed,
     plan_joint,
     step_cost,
     use_unlabelled,
 )
+from vitrail.run.speed import measure_speed, measure_training_speed
 from vitrail.run.teacher import CALLABLE, sees_views
 from vitrail.run.unlabelled import choose_pretraining
 from vitrail.training.learner import training_dtype
@@ -392,9 +392,10 @@ def design_joint(
         short = None if minutes is None else minutes / step_cost(joint)
         name, vit = auto.choose_model(everything, device, rate, short, None)
     if minutes is not None:
-        speed = auto.images_per_second(vit, rate)
         if device == "cpu":
             speed = processes * measure_training_speed(replace(vit, channels=summary.channels))
+        else:
+            speed = auto.images_per_second(vit, rate)
         if vit.small_stem:  # a smaller one needs no less time
             speed *= min(1.0, count_macs(vit) / auto.AFFORDABLE)
         wanted = request.settings.get("joint", {})
@@ -463,7 +464,7 @@ def design_fine_tuning(
         adapted = loaded.report.adapted
         speed = estimate_speed(vit, device)
         if device.type == "cpu" and request.minutes is not None:
-            speed = fine_tuning.measure_speed(loaded.model)
+            speed = measure_speed(loaded.model)
     fine_tuning.check_channels(vit, summary, start.weights)
     timed = request.minutes is not None or train.get("steps", 0) > 0
     seconds = None if request.minutes is None else 60 * request.minutes

@@ -1,17 +1,12 @@
 """Chooses the settings for fine-tuning published weights, with a reason for each."""
 
-import statistics
-import time
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from vitrail.data.config import AUGMENT_PRESETS, Augment, Preprocess
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.cost import count_macs, count_parameters
-from vitrail.model.vit import ViT
 from vitrail.run import auto
 from vitrail.run.recipe import settings_to_dict
 
@@ -27,8 +22,6 @@ START_SECONDS = 8.0  # to start, open the data and write the results
 EVALUATED = 0.35  # images of validation and test over those of training, roughly
 HEAD_EPOCHS = 30  # on cached features
 MAX_PROBE = 20_000  # images of the linear probe
-TIMED_IMAGES = 8  # of a forward pass that measures the speed
-MAX_TIMED, TIMED_SECONDS = 5, 2.0  # such passes, and about how long they take at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,20 +210,6 @@ def choose_crops(
     scale = 0.35 if expected >= MANY_EPOCHS else 0.5
     reasons.append(f"augmentation: flips, crops of {scale:.0%} of the area and more")
     return {"augment": settings_to_dict(Augment(flip=0.5, scale=scale))}
-
-
-@torch.inference_mode()
-def measure_speed(model: ViT) -> float:
-    """Images per second of a forward pass at the model's own resolution."""
-    config = model.config
-    x = torch.zeros(TIMED_IMAGES, config.channels, *config.size)
-    model.eval()(x)
-    times: list[float] = []
-    while len(times) < MAX_TIMED and sum(times) < TIMED_SECONDS:
-        start = time.perf_counter()
-        model(x)
-        times.append(time.perf_counter() - start)
-    return TIMED_IMAGES / max(1e-6, statistics.median(times))
 
 
 def check_channels(vit: ViTConfig, summary: auto.DataSummary, weights: str) -> None:

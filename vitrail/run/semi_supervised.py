@@ -1,14 +1,11 @@
 """Training with few labels: how images without labels are used, and how they join the batches."""
 
 import math
-import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitrail.data.config import AUGMENT_PRESETS, Augment, Columns, LabelKind
 from vitrail.data.loader import Loader
@@ -16,14 +13,11 @@ from vitrail.data.open import open_data
 from vitrail.data.source import Source, split_indices
 from vitrail.data.split import use_as_training
 from vitrail.errors import UserError
-from vitrail.model.config import ViTConfig
-from vitrail.model.vit import ViT
 from vitrail.pretraining.config import JointConfig
 from vitrail.run import auto
 from vitrail.run.recipe import Recipe, settings_to_dict
 from vitrail.run.request import Request
 from vitrail.training.distributed import World
-from vitrail.training.learner import training_dtype
 
 SHIFT = 0.1  # of an image without label whose class is predicted, as a fraction of the side
 TINY_IMAGE = 16  # pixels up to which crops stay large
@@ -31,7 +25,6 @@ SHORT_EMA, LONG_EMA = 0.99, 0.995  # EMA decay, of few and of many steps: the te
 USUAL_RATIO = 3  # images without labels for each labelled one
 LABELLED_FIRST = 100_000  # labelled images, counted once a pass, before others are worth their cost
 LABELLED_PASSES = 200  # over a few labelled images, which are enough, too
-TIMED_IMAGES, TIMED_SECONDS = 64, 0.5  # of a training step, and of all that are timed
 FORWARD_COST = 1 / 3  # of a prediction, against a training step on the same images
 
 
@@ -69,22 +62,6 @@ def plan_joint(
     share = alone / (alone + max(alone, accompanied))
     start = config.start if "start" in requested else max(JointConfig.start, round(share, 2))
     return replace(config, start=start)
-
-
-def measure_training_speed(vit: ViTConfig) -> float:
-    """Images per second that training computes on this CPU."""
-    with torch.random.fork_rng(devices=[]):
-        model = ViT(vit)
-    images = torch.zeros(TIMED_IMAGES, vit.channels, *vit.size)
-    times: list[float] = []
-    dtype = training_dtype("auto", images.device)
-    while len(times) < 2 or sum(times) < TIMED_SECONDS:
-        start = time.perf_counter()
-        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-            outputs = model(images)
-        outputs.float().sum().backward()
-        times.append(time.perf_counter() - start)
-    return TIMED_IMAGES / statistics.median(times[1:])  # the first one allocates memory
 
 
 def step_cost(config: JointConfig) -> float:
