@@ -54,8 +54,10 @@ def test_classes_that_are_predicted_too_often_lose_weight(model):
     biased = torch.tensor([[0.8, 0.1, 0.1]]).expand(6, 3)
     for _ in range(2000):
         targets = model.align(biased, logits)  # labels are of the first two classes, evenly
-    torch.testing.assert_close(model.labelled, torch.tensor([0.5, 0.5, 0.0]), atol=1e-3, rtol=0)
-    torch.testing.assert_close(model.predicted, biased[0], atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        model.label_distribution, torch.tensor([0.5, 0.5, 0.0]), atol=1e-3, rtol=0
+    )
+    torch.testing.assert_close(model.prediction_distribution, biased[0], atol=1e-3, rtol=0)
     least = 0.1 / 3
     weights = torch.tensor([0.5, 0.5, 0.0]).add(least) / biased[0].add(least) * biased[0]
     expected = weights**2 / (weights**2).sum()
@@ -65,10 +67,10 @@ def test_classes_that_are_predicted_too_often_lose_weight(model):
 def test_alignment_is_part_of_the_state_and_changes_in_training_alone(model):
     images = torch.randn(2, 3, 3, 8, 8)
     model.eval()(images)
-    assert len(set(model.predicted.tolist())) == 1
+    assert len(set(model.prediction_distribution.tolist())) == 1
     model.train()(images)
-    assert len(set(model.predicted.tolist())) == 3
-    assert {"labelled", "predicted"} <= model.state_dict().keys()
+    assert len(set(model.prediction_distribution.tolist())) == 3
+    assert {"label_distribution", "prediction_distribution"} <= model.state_dict().keys()
 
 
 def test_in_training_every_second_labelled_image_is_distorted(model, monkeypatch):

@@ -9,7 +9,7 @@ from vitrail.pretraining.config import PretrainConfig
 from vitrail.pretraining.hog import oriented_gradients
 from vitrail.pretraining.masked import (
     MaskedAutoencoder,
-    cut_rectangles,
+    crop_rectangles,
     draw_rectangles,
     normalise_patches,
     patchify,
@@ -107,9 +107,9 @@ def test_rectangles_stay_inside_and_differ_between_images():
     assert len(draw_rectangles(200, (4, 4), 0.4, generator)[:, 0, 0].unique()) == 6  # all places
 
 
-def test_rectangles_are_cut_out_of_their_images():
+def test_rectangles_are_cropped_from_their_images():
     visible = draw_rectangles(3, (4, 6), 0.25, torch.Generator().manual_seed(1))
-    pixels = patchify(cut_rectangles(IMAGES, visible, 4), 4)
+    pixels = patchify(crop_rectangles(IMAGES, visible, 4), 4)
     assert torch.equal(pixels, take(patchify(IMAGES, 4), visible.flatten(1)))
 
 

@@ -25,7 +25,7 @@ class PretrainConfig:
     decoder_depth: int = 1  # masked: blocks of the decoder, discarded at the end
     decoder_width: int = 128  # masked: width of the decoder's tokens
     normalise: bool = False  # masked: targets with mean 0 and variance 1 in each patch
-    hog: float = 0.0  # masked: weight of oriented gradients (HOG) in the loss, the rest is pixels
+    hog: float = 0.0  # masked: weight of oriented gradients (HOG) in the loss, against pixels
     views: int = 4  # views: random crops of each image at full resolution
     local_views: int = 0  # views: small crops of each image at about half the resolution
     crop: float = 0.2  # views: minimum area fraction of a crop at full resolution
@@ -64,7 +64,7 @@ class PretrainConfig:
 @dataclass(frozen=True, kw_only=True)
 class JointConfig:
     ratio: int = 3  # images without labels for each labelled one of a batch; 0 ignores them
-    start: float = 0.3  # fraction of the steps without them: early predictions are worth little
+    start: float = 0.3  # fraction of the steps after which images without labels are used
     crop: float = 0.35  # minimum area fraction of the crop in a distorted view
     flip: float = 0.5  # probability of a horizontal flip
     colour: float = 0.4  # strength of brightness, contrast and saturation jitter

@@ -1,4 +1,4 @@
-"""Histograms of oriented gradients: the shapes of an image without its colours and brightness."""
+"""Histograms of oriented gradients: the edges of an image, whatever its colours and contrast."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 DIRECTIONS = 8
 ANGLE = 2 * math.pi / DIRECTIONS  # from one direction to the next
 SCALE = 4.0  # the standard deviation becomes about 1, like that of normalised pixels
-EPSILON = 0.015  # added to the norm of a histogram, so that flat cells are near 0
+EPSILON = 0.015  # added to the norm of a histogram, keeps flat cells near 0
 
 
 def cell_size(patch: int) -> int:
@@ -27,7 +27,7 @@ def oriented_gradients(images: Tensor, cell: int) -> Tensor:
     down = grey[..., 2:, 1:-1] - grey[..., :-2, 1:-1]
     least = right.hypot(down) * math.cos(ANGLE)
     planes = []
-    for direction in range(DIRECTIONS):  # one after the other, in the processor's cache
+    for direction in range(DIRECTIONS):  # one at a time fits in the cache
         angle = direction * ANGLE
         along = torch.add(right * math.cos(angle), down, alpha=math.sin(angle))
         planes.append(F.avg_pool2d((along - least).clamp(min=0), cell))

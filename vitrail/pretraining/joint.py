@@ -18,8 +18,8 @@ from vitrail.pretraining.teacher import Criterion
 from vitrail.pretraining.views import Draws, crop_views, jitter_colours
 
 TEMPERATURE = 0.5  # sharpens predictions: below 1, classes separate
-MEMORY = 0.99  # of the mean predictions, of one step for the next
-RARE = 0.1  # of a class that is as frequent as the others: rarer ones are aligned with caution
+MOMENTUM = 0.99  # of the running class distributions
+LEAST = 0.1  # added to them, over the number of classes: bounds the ratio for rare classes
 HOLE = 3 / 8  # side of the blank square, as a fraction of the image's
 
 
@@ -33,8 +33,8 @@ class JointClassifier(nn.Module):
 
     mean: Tensor
     std: Tensor
-    labelled: Tensor
-    predicted: Tensor
+    label_distribution: Tensor
+    prediction_distribution: Tensor
 
     def __init__(self, backbone: ViT, config: JointConfig, mean: Tensor, std: Tensor):
         super().__init__()
@@ -43,8 +43,8 @@ class JointClassifier(nn.Module):
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("std", std, persistent=False)
         even = torch.full((backbone.config.classes,), 1 / backbone.config.classes)
-        self.register_buffer("labelled", even)  # frequency of each class, with a label
-        self.register_buffer("predicted", even.clone())  # the same, as the teacher predicts
+        self.register_buffer("label_distribution", even)
+        self.register_buffer("prediction_distribution", even.clone())  # of the teacher
 
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         labelled = self.distort_half(images if images.ndim == 4 else images[:, 0])
@@ -68,15 +68,17 @@ class JointClassifier(nn.Module):
 
     @torch.no_grad()
     def align(self, predictions: Tensor, logits: Tensor) -> Tensor:
-        """Sharpened predictions, after classes that are predicted too often have lost weight.
+        """Aligned and sharpened predictions: classes that are predicted too often lose weight.
 
-        `logits` are those of labelled images, whose predictions are soon as frequent as the labels.
+        `logits` are those of the labelled images. As the model soon fits these, their mean
+        prediction stands for the distribution of the labels.
         """
+        labels, teacher = self.label_distribution, self.prediction_distribution
         if self.training:
-            self.labelled.lerp_(logits.float().softmax(dim=1).mean(dim=0), 1 - MEMORY)
-            self.predicted.lerp_(predictions.mean(dim=0), 1 - MEMORY)
-        least = RARE / len(self.labelled)
-        aligned = predictions * (self.labelled + least) / (self.predicted + least)
+            labels.lerp_(logits.float().softmax(dim=1).mean(dim=0), 1 - MOMENTUM)
+            teacher.lerp_(predictions.mean(dim=0), 1 - MOMENTUM)
+        least = LEAST / len(labels)
+        aligned = predictions * (labels + least) / (teacher + least)
         return (aligned.log() / TEMPERATURE).softmax(dim=1)
 
     def distort_half(self, images: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ class MaskedAutoencoder(Pretrainer):
     """MAE (He et al., 2022): the backbone sees only the visible patches, so a step is cheap.
 
     Convolutions need neighbours: in front of a convolutional stem, the visible patches of an image
-    are a rectangle, and the rest of the image is cut off. The gradients of the hidden patches are
-    predicted, too (Wei et al., 2022), with the weight `config.hog`.
+    form a rectangle, and the stem computes nothing else. With `config.hog`, histograms of oriented
+    gradients of the hidden patches are targets, too (Wei et al., 2022).
     """
 
     def __init__(self, backbone: ViT, config: PretrainConfig):
@@ -47,7 +47,7 @@ class MaskedAutoencoder(Pretrainer):
         return loss[:, None]
 
     def targets(self, images: Tensor) -> Tensor:
-        """The pixels of each patch; behind them its gradients, if they are predicted."""
+        """The pixels of each patch, followed by its oriented gradients if these are targets."""
         patch = self.backbone.config.patch
         pixels = patchify(images, patch)
         if self.normalise:
@@ -73,13 +73,13 @@ class MaskedAutoencoder(Pretrainer):
         generator = self.generator(images.device)
         noise = torch.rand(len(images), patches, device=images.device, generator=generator)
         order = noise.argsort(dim=1)
-        seen = min(patches - 1, max(1, round(patches * (1 - self.mask))))
-        return order[:, :seen], order[:, seen:]
+        count = min(patches - 1, max(1, round(patches * (1 - self.mask))))
+        return order[:, :count], order[:, count:]
 
     def predict_patches(self, images: Tensor, visible: Tensor, hidden: Tensor) -> Tensor:
         """The pixels of the hidden patches, (B, P', pixels), from the visible ones.
 
-        With `hog`, their gradients are behind the pixels.
+        With `hog`, the oriented gradients follow the pixels.
         """
         grid = self.backbone.grid(images)
         tokens = self.backbone.norm(self.encode(images, visible))
@@ -93,7 +93,7 @@ class MaskedAutoencoder(Pretrainer):
         backbone = self.backbone
         if visible.ndim == 2:
             return backbone.encode(images, visible)
-        x: Tensor = backbone.patch_embed(cut_rectangles(images, visible, backbone.config.patch))
+        x: Tensor = backbone.patch_embed(crop_rectangles(images, visible, backbone.config.patch))
         x, rope = backbone.add_positions(x, backbone.grid(images), visible.flatten(1))
         for block in backbone.blocks:
             x = block(x, rope)
@@ -155,7 +155,7 @@ def draw_rectangles(
 ) -> Tensor:
     """Indices (B, rows, columns) of a random rectangle of patches for each image.
 
-    All have the same shape, about this fraction of the grid and about as wide as high.
+    All have the same shape: nearly a square, with about this fraction of the patches.
     """
     height, width = grid
     rows = fraction**0.5 * height + torch.rand((), generator=generator).item() - 0.5
@@ -168,7 +168,7 @@ def draw_rectangles(
     return (top + torch.arange(rows)[:, None]) * width + left + torch.arange(columns)
 
 
-def cut_rectangles(images: Tensor, visible: Tensor, patch: int) -> Tensor:
+def crop_rectangles(images: Tensor, visible: Tensor, patch: int) -> Tensor:
     """The pixels of rectangles of patches, whose indices are (B, rows, columns)."""
     image = torch.arange(len(images), device=images.device)[:, None, None]
     first, columns = visible[:, 0, 0], images.shape[3] // patch

@@ -40,7 +40,7 @@ VERY_MANY_EPOCHS = 150  # from here on, mixup and cutmix pay off too
 SHORT_TRAINING = 15  # epochs below which patch dropout buys more steps than it costs accuracy
 LONG_SEQUENCE = 36  # patches from which half of them still show the image
 SCRATCH: dict[str, Any] = {"optimizer": "muon", "lr": 1e-2, "schedule": "linear"}
-STEM_BATCH = 64  # images, at least, if there are twice as many: batch norms need them
+STEM_BATCH = 64  # minimum batch size if there are twice as many images: batch norms need it
 STEM_WEIGHT_DECAY = 0.5  # before batch norms, it keeps the relative size of updates
 WEIGHTED_IMBALANCE = 3  # largest over smallest class, above which the loss is weighted
 SAMPLED_IMBALANCE = 10  # above which rare classes are sampled more often instead
@@ -261,7 +261,7 @@ def default_epochs(summary: DataSummary) -> int:
 def choose_augmentation(summary: DataSummary, epochs: float, stem: bool) -> tuple[str, str]:
     """The name of an augmentation preset, and why: stronger for more epochs.
 
-    Mixup and cutmix are too much for the small models with a stem.
+    Mixup and cutmix regularise the small models with a `stem` too strongly.
     """
     grey = summary.channels == 1
     if epochs < (FEW_EPOCHS if grey else 1.5):

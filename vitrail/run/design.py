@@ -347,8 +347,8 @@ def design_from_scratch(
                 model, vit = name, shape
             else:
                 why = (
-                    "few labels: images without labels are not used, as in so short a run those "
-                    "with labels teach more; set joint.ratio to 3 to use them"
+                    "few labels: images without labels are not used: so short a run learns more "
+                    "from labelled ones; set joint.ratio to 3 to use them"
                 )
         minutes = None if minutes is None else minutes / step_cost(joint)
     choice = auto.choose_from_scratch(
@@ -381,9 +381,9 @@ def design_joint(
     device: str,
     processes: int,
 ) -> tuple[JointConfig, str, ViTConfig]:
-    """When images without labels join, if the time is enough; and a model for them.
+    """The joint loss, its `ratio` 0 if the time is too short for it, and a model with its name.
 
-    `summary` is of the images with labels, `everything` of all.
+    `summary` describes the labelled images, `everything` all of them.
     """
     minutes, rate = request.minutes, auto.training_rate(device, processes)
     if model is not None:

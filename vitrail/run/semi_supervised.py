@@ -23,8 +23,8 @@ SHIFT = 0.1  # of an image without label whose class is predicted, as a fraction
 TINY_IMAGE = 16  # pixels up to which crops stay large
 SHORT_EMA, LONG_EMA = 0.99, 0.995  # EMA decay, of few and of many steps: the teacher must follow
 USUAL_RATIO = 3  # images without labels for each labelled one
-LABELLED_FIRST = 100_000  # labelled images, counted once a pass, before others are worth their cost
-LABELLED_PASSES = 200  # over a few labelled images, which are enough, too
+LABELLED_FIRST = 100_000  # labelled samples, over all epochs, before images without labels join
+LABELLED_EPOCHS = 200  # the same for few labelled images, if these are fewer samples
 FORWARD_COST = 1 / 3  # of a prediction, against a training step on the same images
 
 
@@ -50,12 +50,12 @@ def choose_joint(
 def plan_joint(
     config: JointConfig, images: int, affordable: float, requested: Mapping[str, Any]
 ) -> JointConfig:
-    """When images without labels join, if that is not requested; with ratio 0 if they should not.
+    """The step at which images without labels join, unless it is requested; ratio 0: never.
 
-    `affordable` is how many images with labels the time is enough for; each of the `images` counts
-    in every pass. At most half of them are seen alone.
+    `affordable` is the number of labelled samples for which the time suffices, over all epochs of
+    the `images`. Labelled images are alone in half of the steps at most.
     """
-    alone = min(LABELLED_FIRST, LABELLED_PASSES * images)
+    alone = min(LABELLED_FIRST, LABELLED_EPOCHS * images)
     accompanied = (affordable - alone) / (1 + unlabelled_cost(config))
     if accompanied < alone and "ratio" not in requested:
         return replace(config, ratio=0)

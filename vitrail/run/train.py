@@ -117,8 +117,8 @@ def train(
         tensorboard: also write TensorBoard events to the run folder.
         quiet: print nothing.
         timeout: seconds that the processes of a torchrun wait for each other.
-        labels_only: fraction of the training images whose labels are used. With `weights` "auto", a
-            model for small images learns from the others, too, if `minutes` are enough.
+        labels_only: fraction of the training images whose labels are used. With `weights` "auto",
+            small images without labels are used, too, if `minutes` allow it.
         teacher: run, weight file or folder, "timm:NAME" or `vitrail.Teacher` to distil: its
             predictions if it has the same classes, else its features. On a CPU it predicts each
             image and its mirror image once, within the `minutes`.

@@ -108,8 +108,8 @@ def choose_pretraining(
         f"augmentation: {describe_augment(augment, method)}",
         *([] if start else ["normalisation: mean and std of the training images"]),
     ]
-    convolutions = vit.small_stem and method == "masked"
-    train = choose_optimizer(summary, expected, start is not None, convolutions, reasons)
+    decay = vit.small_stem and method == "masked"
+    train = choose_optimizer(summary, expected, start is not None, decay, reasons)
     if minutes is None:
         train["epochs"] = max(1, round(expected))
         reasons.append(f"epochs {train['epochs']}: {'requested' if wanted else 'the default'}")
@@ -152,7 +152,7 @@ def choose_method(
         normalise=vit.patch >= LARGE_PATCH,
         hog=HOG,
     )
-    stem = "" if vit.stem == "patch" else ", all but a rectangle, as convolutions need neighbours"
+    stem = "" if vit.stem == "patch" else " (all but a rectangle, as the stem has convolutions)"
     target = " normalised" if chosen.normalise else ""
     why = [
         f"method masked: {chosen.mask:.0%} of the patches are masked{stem}; their{target} "
@@ -207,7 +207,7 @@ def choose_optimizer(
     summary: auto.DataSummary,
     epochs: float,
     pretrained: bool,
-    convolutions: bool,
+    decay: bool,
     reasons: list[str],
 ) -> dict[str, Any]:
     """Optimizer and averaging; appends to `reasons`."""
@@ -216,6 +216,6 @@ def choose_optimizer(
     steps = epochs * summary.images / batch
     reasons.append(f"optimizer muon, learning rate {lr:g}, batch {batch}; EMA weights")
     train = {"batch": batch, "optimizer": "muon", "lr": lr, "schedule": "cosine"}
-    if convolutions:
+    if decay:
         train |= auto.choose_weight_decay(reasons)
     return train | {"ema": auto.choose_ema_decay(steps)}
