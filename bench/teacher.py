@@ -19,6 +19,7 @@ from bench.process import report_errors
 from bench.recipes import CONVNET, RECIPES
 from bench.report import describe_code
 from bench.train_peer import PeerJob, train_peer
+from vitrail.display.text import format_count
 from vitrail.errors import UserError
 from vitrail.files import write_file
 
@@ -78,7 +79,7 @@ def train_side(side: Side, folder: Path) -> dict[str, Any]:
 def run(settings: TeacherSettings) -> str:
     """Trains what has not been trained yet; returns the table of test accuracies."""
     work = settings.work.absolute()
-    found = [
+    sides = [
         Side(data=settings.data, minutes=settings.minutes, first=first, seed=seed)
         for seed in range(settings.seeds)
         for first in (0, settings.first)
@@ -89,9 +90,9 @@ def run(settings: TeacherSettings) -> str:
             log=work / f"{side.name}.log",
             command=("bench.teacher", json.dumps(asdict(side)), str(work / side.name)),
         )
-        for side in found
+        for side in sides
     ]
-    results = run_jobs(jobs, settings.jobs)
+    results, pairs = run_jobs(jobs, settings.jobs), format_count(settings.seeds, "pair")
     scores = {
         name: [result["accuracy"] for result in results[number :: len(SIDES)]]
         for number, name in enumerate(SIDES)
@@ -102,7 +103,7 @@ def run(settings: TeacherSettings) -> str:
     cells += format_difference(*paired_difference(scores["without"], scores["with"]))
     return "\n".join(
         [
-            f"| {settings.data}, {settings.minutes:g} minutes, {settings.seeds} pairs | without "
+            f"| {settings.data}, {settings.minutes:g} minutes, {pairs} | without "
             "teacher | with teacher | the teacher | difference in points | verdict |",
             "|---|---:|---:|---:|---:|---|",
             f"| test accuracy | {' | '.join(cells)} |",
