@@ -254,6 +254,17 @@ def test_two_patches_still_have_colours():
     assert feature_pca(model, pictures(model, 1)).isfinite().all()
 
 
+def test_components_can_ignore_what_all_images_share_at_a_position(monkeypatch):
+    model, x = small(), pictures(small(), 4)
+    before = feature_pca(model, x, positions=False)
+    with torch.no_grad():
+        features = model.eval().features(x)[0]
+    offsets = 9 * torch.randn(features.shape[1:], generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(model, "features", lambda *_: [features + offsets])
+    same(feature_pca(model, x, positions=False), before, 1e-3)
+    assert (feature_pca(model, x) - before).abs().max() > 0.1
+
+
 MEASURES = [attention_distance, attention_entropy, head_contribution, token_norms, feature_pca]
 
 

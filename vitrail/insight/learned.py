@@ -167,15 +167,18 @@ def token_norms(model: ViT, x: Tensor) -> list[Tensor]:
     return layers
 
 
-def feature_pca(model: ViT, x: Tensor, block: int = -1) -> Tensor:
+def feature_pca(model: ViT, x: Tensor, block: int = -1, positions: bool = True) -> Tensor:
     """The first three principal components of the patch features as RGB, from 0 to 1.
 
     The components are computed over the patches of all these images (as in Oquab et al., 2023);
-    each is scaled from its 1st to its 99th percentile.
+    each is scaled from its 1st to its 99th percentile. Without `positions`, the mean of all images
+    at each position is subtracted first, so that only their differences count.
     """
     grid = check_patches(model, x)
     with eval_mode(model), torch.no_grad():
         features = model.features(x, [block])[0].float()  # (B, P, D)
+    if not positions and len(x) > 1:
+        features = features - features.mean(dim=0)
     # float64: of fewer patches than channels many eigenvalues are 0, and float32 may not converge
     flat = check_finite(features, model, x).flatten(0, 1).cpu().double()  # (B * P, D)
     flat = flat - flat.mean(dim=0)

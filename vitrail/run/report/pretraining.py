@@ -112,8 +112,8 @@ def draw_colours(backbone: ViT, samples: Samples) -> Image.Image:
     """A strip of images above the colours of their patches."""
     rows = choose_samples(samples, IMAGES)
     device = next(backbone.parameters()).device
-    colours = feature_pca(backbone, samples.images[rows].to(device)).cpu().numpy()
-    patches = (255 * colours).round().astype(np.uint8)  # (B, rows, columns, 3)
+    colours = feature_pca(backbone, samples.images[rows].to(device), positions=False)
+    patches = (255 * colours.cpu().numpy()).round().astype(np.uint8)  # (B, rows, columns, 3)
     patch = backbone.config.patch
     patches = patches.repeat(patch, axis=1).repeat(patch, axis=2)
     strips = [enlarge(join_strip(strip)) for strip in (samples.pixels[rows], patches)]
