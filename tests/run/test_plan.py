@@ -8,7 +8,7 @@ import pytest
 
 from vitrail.pretraining.config import JointConfig, PretrainConfig
 from vitrail.run import plan
-from vitrail.run.fractions import count_labelled_steps
+from vitrail.run.fractions import MIN_STEPS, count_labelled_steps
 from vitrail.run.plan import StepTiming, list_phases, mean_step_time, trial_seconds
 from vitrail.run.recipe import Recipe
 from vitrail.run.terminal import Terminal
@@ -87,15 +87,23 @@ def test_a_pretraining_ends_on_time_with_its_probes_and_trainings(monkeypatch, m
     source = SimpleNamespace(
         splits=splits, labels=np.arange(11000) % 10, classes=tuple("0123456789")
     )
-    loader, terminal = SimpleNamespace(source=source, steps=140), Terminal(quiet=True)
+    loader, terminal = SimpleNamespace(source=source, steps=140, world_size=1), Terminal(quiet=True)
     recipe = Recipe(pretrain=PretrainConfig(), train=TrainConfig(batch=64))
     started = time.monotonic() - 5
     made = plan.plan_steps(recipe, loader, None, minutes, started, terminal)
     evaluations = made.train.steps // (made.train.evaluate_every * loader.steps) + 1
     probes = 2 * (10.0 + 2.0)  # features of training and validation images, and their fits
     heads = 0.001 * (90 + 900 + 9000) + 2.0
-    trained = 6 * (count_labelled_steps(made) * 3 * 0.001 * 64 + 1.0)
+    trained = 6 * (count_labelled_steps(made, 1) * 3 * 0.001 * 64 + 1.0)
     page = 1.0 + 1.0 + 1.0
     steps = made.train.steps * timing.step + 1000 * 0.002 * evaluations
     seconds = 5 + steps + probes + heads + trained + page
-    assert 0.92 * 60 * minutes < seconds <= 60 * minutes
+    assert 0.9 * 60 * minutes < seconds <= 60 * minutes
+    assert evaluations >= min(4, made.train.epochs)
+
+
+def test_a_pretraining_with_several_processes_measures_for_no_longer():
+    """The training runs with labels happen on one of them, with whole batches."""
+    recipe = Recipe(pretrain=PretrainConfig(), train=TrainConfig(steps=96_000))
+    alone, together = (count_labelled_steps(recipe, processes) for processes in (1, 8))
+    assert alone == 8 * together > 8 * MIN_STEPS

@@ -64,7 +64,7 @@ def complete_pretraining(
         "rank": scores["val_rank"],
         "collapsed": describe_collapse(scores, method, images, progress.random_rank),
     }
-    metrics = world.on_leader(
+    metrics = world.on_slow_leader(
         lambda: write_quality(folder, recipe, backbone, loader, metadata, metrics)
     )
     if options.report:
@@ -84,7 +84,8 @@ def write_quality(
     probe = probe_backbone(recipe, backbone, loader)
     if probe is not None:
         rows = compare_with_scratch(recipe, backbone, loader.with_labels())
-        probe = {**probe, "steps": count_labelled_steps(recipe), "trained": rows}
+        steps = count_labelled_steps(recipe, loader.world_size)
+        probe = {**probe, "steps": steps, "trained": rows}
     metrics = {**metrics, "probe": probe}
     results = {"metrics": {name: metrics[name] for name in ("loss", "rank", "probe")}}
     environment = {"environment": predictions.describe_environment(), "best": None}

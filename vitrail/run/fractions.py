@@ -34,7 +34,7 @@ def compare_with_scratch(recipe: Recipe, backbone: ViT, loader: Loader) -> list[
     Both have the same images, steps and augmentation, and each the learning rates and the start
     of the head that `train` would choose: a linear probe, or zeros from scratch.
     """
-    steps, rows = count_labelled_steps(recipe), []
+    steps, rows = count_labelled_steps(recipe, loader.world_size), []
     for fraction in FRACTIONS if steps else ():
         items = choose_items(loader, fraction)
         labelled = loader.restrict(items)
@@ -54,10 +54,13 @@ def compare_with_scratch(recipe: Recipe, backbone: ViT, loader: Loader) -> list[
     return rows
 
 
-def count_labelled_steps(recipe: Recipe) -> int:
-    """Steps of each training, a function of the recipe, so that a resume has the same results."""
+def count_labelled_steps(recipe: Recipe, processes: int) -> int:
+    """Steps of each training, a function of the recipe, so that a resume has the same results.
+
+    They run on one of the `processes`, which computes whole batches there.
+    """
     assert recipe.pretrain is not None
-    share = recipe.pretrain.comparison
+    share = recipe.pretrain.comparison / processes
     steps = recipe.train.steps * share * step_cost_ratio(recipe) / TRAININGS
     return max(MIN_STEPS, round(steps)) if share else 0
 

@@ -36,6 +36,7 @@ EVALUATION_SHARE = 0.02  # of the training time, at most, for evaluations on the
 TRIAL = 3.0  # seconds for which each kind of step is timed, if no minutes are given
 TRIAL_SHARE, MAX_TRIAL = 0.03, 60.0  # of the given minutes, and seconds at most, for all timing
 RESULTS_SECONDS = 1.0  # to write the results
+EVALUATIONS = 4  # of a pretraining, at least: its report shows the progress
 PAGE_SECONDS = 1.0  # to draw what a pretraining has learned
 SLOWDOWN = 1.02  # of later steps against timed ones: logging, checkpoints, other programs
 OUTLIERS = 0.1  # fraction of the timed steps, the slowest ones, that is ignored
@@ -104,7 +105,7 @@ def decide_length(
     final = image * (counts["val"] + counts["test"]) + RESULTS_SECONDS
     final += timing.image * min(compared, counts["train"])
     once, compare, least = measuring_seconds(recipe, loader, timing)
-    final += once
+    final += once + (image * counts["val"] * EVALUATIONS if recipe.pretrain is not None else 0.0)
     if minutes is not None:
         left = 60 * minutes - (time.monotonic() - started) - final
         longest = min(left / (step + compare), (left - least) / step)
@@ -120,6 +121,8 @@ def decide_length(
     else:
         steps = config.steps or config.epochs * loader.steps
     epochs = math.ceil(steps / loader.steps) if minutes or config.steps else config.epochs
+    if recipe.pretrain is not None and not config.evaluate_every:
+        every = min(every, max(1, epochs // EVALUATIONS))
     seconds = steps * step + max(steps * compare, least) + final
     terminal.print(
         f"{format_count(steps, 'step')} of {config.batch} images, about {format_duration(seconds)}"
@@ -139,7 +142,7 @@ def measuring_seconds(
     """
     if recipe.pretrain is None:
         return 0.0, 0.0, 0.0
-    share, source = recipe.pretrain.comparison, loader.source
+    share, source = recipe.pretrain.comparison / loader.world_size, loader.source
     once = PAGE_SECONDS + timing.features * min(SEARCHED, len(split_indices(source, "val")))
     if not can_probe(loader):
         return once, 0.0, 0.0
