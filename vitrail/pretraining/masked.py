@@ -15,6 +15,7 @@ from vitrail.pretraining.objective import Pretrainer
 
 CPU = torch.device("cpu")
 HEAD_WIDTH = 32  # channels of an attention head of the decoder
+MLP_RATIO = 2  # width of the decoder's MLPs over that of its tokens
 EPSILON = 1e-6  # added to the variance of a patch
 
 
@@ -124,7 +125,7 @@ class Decoder(nn.Module):
     def __init__(self, inputs: int, outputs: int, width: int, depth: int):
         super().__init__()
         heads = 1 if width % HEAD_WIDTH else width // HEAD_WIDTH
-        vit = ViTConfig(width=width, heads=heads, image=16, patch=16)
+        vit = ViTConfig(width=width, heads=heads, mlp_ratio=MLP_RATIO, image=16, patch=16)
         self.embed = nn.Linear(inputs, width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
         self.blocks = nn.ModuleList(Block(vit, 0.0) for _ in range(depth))
