@@ -18,10 +18,12 @@ from tests.run.conftest import tensors
 from vitrail.data.config import Columns, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import is_labelled
+from vitrail.data.sources.folder import FileSource
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.pretraining.config import PretrainConfig
+from vitrail.run import auto
 from vitrail.run.dataset import open_run_data
 from vitrail.run.drive import Stopped
 from vitrail.run.fractions import compare_with_scratch
@@ -406,6 +408,45 @@ def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree
     shutil.rmtree(tree / "extra")
     with pytest.raises(UserError, match=r"test, train, val of .* are splits"):
         vitrail.open_data(tree)
+
+
+def test_test_images_are_not_trained_on_beside_a_folder_without_a_split_name(
+    tree, monkeypatch, caplog
+):
+    paths = sorted(tree.rglob("*.png"))
+    for number, path in enumerate(paths):
+        folder = tree / ("train", "train", "val", "test", "extra")[number % 5]
+        folder.mkdir(exist_ok=True)
+        path.rename(folder / path.name)
+    read = set()
+    reading = FileSource.__getitem__
+    monkeypatch.setattr(
+        FileSource, "__getitem__", lambda self, i: read.add(self.ids[i]) or reading(self, i)
+    )
+    source, why = open_images(str(tree), Columns(), None, SINGLE)
+    auto.summarise(source)
+    trained = {
+        source.ids[item].partition("/")[0] for item in np.flatnonzero(source.splits == "train")
+    }
+    assert trained == {"train"} and why.startswith("labels: none")
+    assert {name.partition("/")[0] for name in read} == {"train"}
+    assert "ignored 8 images beside the split folders" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("split", "advice"),
+    [("train", "`data.labels='none'` to use the images of train alone"), ("test", "into a folder")],
+)
+def test_a_folder_that_may_be_a_class_or_a_split_is_an_error(tree, split, advice):
+    for number, path in enumerate(sorted(tree.rglob("*.png"))):
+        folder = tree / (split, "car")[number % 2]
+        folder.mkdir(exist_ok=True)
+        path.rename(folder / path.name)
+    shutil.rmtree(tree / "2024")
+    with pytest.raises(UserError, match=f"{split} of .* may be a class or a split; .*{advice}"):
+        open_images(str(tree), Columns(), None, SINGLE)
+    source, _ = open_images(str(tree), Columns(), "single", SINGLE)
+    assert set(source.classes) == {"car", split}
 
 
 def test_two_images_do_not_tell_of_a_collapse():

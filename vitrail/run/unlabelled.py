@@ -8,8 +8,9 @@ from typing import Any
 from vitrail.data.config import AUGMENT_PRESETS, Augment, Columns, LabelKind, Preprocess
 from vitrail.data.open import open_data
 from vitrail.data.source import Source
-from vitrail.data.sources.folder import BESIDE_TRAINING, NO_CLASS
+from vitrail.data.sources.folder import BESIDE_TRAINING, NO_CLASS, find_split_class
 from vitrail.data.sources.table import MissingLabel
+from vitrail.data.split import SPLIT_ALIASES
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
@@ -42,6 +43,7 @@ def open_images(
         except UserError as error:
             open_data(data, columns=columns, labels="none", progress=world.is_leader)
             return "none", f"labels: none ({error})"
+        check_split_names(source)
         if NO_CLASS in source.ignored.values():
             return "none", "labels: none, as some images are not in a class folder"
         return kind, "labels: only measure the features; training does not see them"
@@ -51,6 +53,19 @@ def open_images(
     if world.is_leader:
         warn_of_ignored(source)
     return source, why
+
+
+def check_split_names(source: Source) -> None:
+    """Raises if a class folder may be a split, whose images would be used against its name."""
+    if (name := find_split_class(source)) is None:
+        return
+    advice = "move the training images into a folder train"
+    if SPLIT_ALIASES[name.casefold()] == "train":
+        advice = f"`data.labels='none'` to use the images of {name} alone"
+    raise UserError(
+        f"{name} of {source.path} may be a class or a split; set `data.labels='single'` if each "
+        f"folder is a class, or {advice}"
+    )
 
 
 def warn_of_ignored(source: Source) -> None:
