@@ -25,11 +25,13 @@ from vitrail.model.vit import ViT
 from vitrail.pretraining.config import PretrainConfig
 from vitrail.run import auto
 from vitrail.run.dataset import open_run_data
+from vitrail.run.design import design_recipe
 from vitrail.run.drive import Stopped
 from vitrail.run.fractions import compare_with_scratch
 from vitrail.run.quality import adapt_norms, describe_collapse
 from vitrail.run.rebuilt import list_strips, prune_strips, save_rebuilt
-from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
+from vitrail.run.recipe import Recipe, flatten_settings, read_recipe, settings_from_dict
+from vitrail.run.request import Request
 from vitrail.run.storage.journal import read_journal
 from vitrail.run.unlabelled import open_images
 from vitrail.training.distributed import SINGLE
@@ -294,7 +296,7 @@ def test_a_collapse_is_announced(unlabelled, monkeypatch, capsys):
         ({"settings": {"train": {"batch": 1}}}, "two images or more in each forward pass"),
         (
             {"settings": {"train": {"batch": 4, "accumulate": 4}}},
-            "raise `train.batch` or lower `train.accumulate`",
+            "raise `train.batch` to at least 8 or lower `train.accumulate`",
         ),
         ({"model": "DeiT-Ti/16 distilled"}, "has a distillation token"),
     ],
@@ -380,11 +382,45 @@ def test_pretrainings_are_compared_with_other_runs(unlabelled, digits):
     assert {"loss", "rank"} < set(pretrained) and not {"method", "probe"} & set(trained)
 
 
-@pytest.mark.parametrize("setting", [{"drop_patches": 0.5}, {"frozen": 1}, {"probe": 100}])
-def test_settings_of_a_training_with_labels_are_refused(unlabelled, setting):
-    (name,) = setting
-    with pytest.raises(UserError, match=f"train.{name} is for training with labels"):
-        unlabelled(settings={**TINY, "train": {**TINY["train"], **setting}})
+@pytest.mark.parametrize(
+    ("section", "setting"),
+    [
+        ("train", {"drop_patches": 0.5}),
+        ("train", {"frozen": 1}),
+        ("train", {"probe": 100}),
+        ("train", {"class_weights": True}),
+        ("train", {"smoothing": 0.1}),
+        ("train", {"patience": 2}),
+        ("data", {"balanced": True}),
+        ("data", {"labelled": 0.5}),
+        ("data", {"augment": {"mixup": 0.2}}),
+        ("data", {"augment": {"cutmix": 1.0}}),
+    ],
+)
+def test_settings_of_a_training_with_labels_are_refused(unlabelled, section, setting):
+    name = ".".join(flatten_settings({section: setting}))
+    with pytest.raises(UserError, match=f"{name} is for training with labels; omit it"):
+        unlabelled(settings={**TINY, section: {**TINY[section], **setting}})
+
+
+def test_images_of_a_single_pixel_are_not_enlarged_for_a_pretraining(unlabelled, tmp_path):
+    (tmp_path / "dots").mkdir()
+    for number in range(40):
+        Image.new("RGB", (1, 1), (number, 0, 0)).save(tmp_path / "dots" / f"{number}.png")
+    with pytest.raises(UserError, match=r"have 1 pixel on the short side, .* give larger images"):
+        unlabelled(data=tmp_path / "dots", settings={"data": {"workers": 0}})
+
+
+def test_each_process_needs_two_images_in_a_forward_pass():
+    def design(batch, processes):
+        train = {"batch": batch, "accumulate": 2}
+        request = Request(data="digits", method="views", settings={"train": train})
+        source = vitrail.open_data("digits")
+        return design_recipe(source, request, torch.device("cpu"), processes)
+
+    assert design(12, processes=3).recipe.train.batch == 12
+    with pytest.raises(UserError, match=r"each of the 4 processes; raise .* to at least 16"):
+        design(12, processes=4)
 
 
 def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree, caplog):
