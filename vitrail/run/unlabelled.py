@@ -14,7 +14,7 @@ from vitrail.data.split import SPLIT_ALIASES
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.pretraining.config import Method, PretrainConfig
+from vitrail.pretraining.config import RANGES, Method, PretrainConfig
 from vitrail.run import auto
 from vitrail.run.dataset import open_on_all_ranks
 from vitrail.run.recipe import settings_from_dict, settings_to_dict
@@ -159,7 +159,8 @@ def choose_method(
         return {"method": "teacher"}, [
             "method teacher: its features are distilled through a projection"
         ]
-    width = 32 * max(1, round(vit.width / 64))  # about half of the backbone's
+    half = 32 * max(1, round(vit.width / 64))  # of the backbone's width, about
+    width = min(half, RANGES["decoder_width"][1])
     chosen = PretrainConfig(
         mask=0.75 if vit.patches >= FEW_PATCHES else 0.6,
         decoder_depth=1 if vit.patches <= LONG_SEQUENCE else 3,
