@@ -33,7 +33,7 @@ from vitrail.run.rebuilt import list_strips, prune_strips, save_rebuilt
 from vitrail.run.recipe import Recipe, flatten_settings, read_recipe, settings_from_dict
 from vitrail.run.request import Request
 from vitrail.run.storage.journal import read_journal
-from vitrail.run.unlabelled import open_images
+from vitrail.run.unlabelled import choose_method, open_images
 from vitrail.training.distributed import SINGLE
 from vitrail.training.loop import Diverged
 from vitrail.zoo.file import save_model
@@ -401,6 +401,41 @@ def test_settings_of_a_training_with_labels_are_refused(unlabelled, section, set
     name = ".".join(flatten_settings({section: setting}))
     with pytest.raises(UserError, match=f"{name} is for training with labels; omit it"):
         unlabelled(settings={**TINY, section: {**TINY[section], **setting}})
+
+
+def test_the_argument_wins_over_the_method_of_a_recipe(unlabelled, digits):
+    masked = unlabelled("masked")
+    teacher = digits("teacher", {name: TINY[name] for name in ("vit", "train", "data")})
+    again = {"recipe": masked.folder / "recipe.toml", "settings": {}, "data": None}
+    views = unlabelled("views", method="views", **again)
+    recipe = read_recipe(views.folder / "recipe.toml")
+    assert views.metrics["method"] == recipe["pretrain"]["method"] == "views"
+    assert recipe["data"]["augment"]["scale"] == 1 and recipe["pretrain"]["colour"] == 0.0
+    assert recipe["pretrain"]["comparison"] == 0.0 and recipe["vit"]["width"] == 16
+    text = (views.folder / "recipe.toml").read_text()
+    assert "without its [pretrain], [data.augment], which are for method masked" in text
+    taught = unlabelled("taught", teacher=teacher.folder, **again)
+    again["recipe"] = taught.folder / "recipe.toml"
+    assert unlabelled("same", **again).metrics["method"] == "teacher"
+    done = unlabelled("other", method="masked", **again)
+    assert done.metrics["method"] == "masked" and "teacher" not in read_recipe(
+        done.folder / "recipe.toml"
+    )
+    with pytest.raises(UserError, match="needs a teacher"):
+        unlabelled(method="teacher", recipe=masked.folder / "recipe.toml")
+
+
+def test_the_recipe_of_a_training_with_labels_is_refused(unlabelled, digits):
+    settings = {**TINY["train"], "drop_patches": 0.5}
+    labelled = digits("labelled", {"vit": TINY["vit"], "train": settings, "data": {"workers": 0}})
+    with pytest.raises(UserError, match="repeat it with `vitrail train`"):
+        unlabelled(recipe=labelled.folder / "recipe.toml", settings={})
+
+
+def test_a_decoder_is_not_wider_than_allowed():
+    summary = auto.DataSummary(images=900, classes=1, side=32, channels=3, imbalance=1.0)
+    vit = ViTConfig(image=32, patch=4, width=16384, heads=16, depth=1)
+    assert choose_method(summary, vit, "masked")[0]["decoder_width"] == 4096
 
 
 def test_images_of_a_single_pixel_are_not_enlarged_for_a_pretraining(unlabelled, tmp_path):
