@@ -532,8 +532,8 @@ def adapt_to_own_weights(choice: auto.Choice, metadata: Metadata, preprocess: Pr
         if not line.startswith(("normalisation", "optimizer", "stem", "expect"))
     ]
     choice.reasons.append(
-        f"weights: learned from the images of {metadata.data.name} by {metadata.pretraining}; the "
-        f"recipe from scratch with learning rate {train['lr']:g} and layer decay {OWN_LAYER_DECAY}"
+        f"weights: pretrained on {metadata.data.name}, method {metadata.pretraining}; the recipe "
+        f"from scratch with learning rate {train['lr']:g} and layer decay {OWN_LAYER_DECAY}"
     )
     choice.reasons.append("preprocessing: that of the pretraining")
 

@@ -132,11 +132,16 @@ def choose_pretraining(
         "model": model,
         "vit": chosen,
         "train": train,
-        "data": {"augment": settings_to_dict(augment)},
+        "data": {"augment": settings_to_dict(augment), **found_labels(summary)},
         "preprocess": choose_preprocess(summary, vit, start and start[2]),
         "pretrain": pretrain,
     }
     return auto.Choice(settings=settings, reasons=reasons)
+
+
+def found_labels(summary: auto.DataSummary) -> dict[str, Any]:
+    """How a resume opens the data: as it was found, unless each image has one label."""
+    return {} if summary.labels == "single" else {"labels": summary.labels}
 
 
 def choose_preprocess(
@@ -213,7 +218,7 @@ def describe_augment(augment: Augment, method: Method) -> str:
     if method == "views":
         return "that of the views"
     if augment.scale < 1:
-        return "flips, crops of 50 % of the area and more"
+        return "flips, crops of 50% of the area and more"
     if augment.flip:
         return "flips and shifts"
     return "very small shifts and rotations; grey images may be digits, which flips would change"
