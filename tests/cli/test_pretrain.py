@@ -1,6 +1,7 @@
 """`vitrail pretrain`: what it prints, and what other verbs make of its run."""
 
 import json
+import re
 
 import pytest
 
@@ -27,12 +28,16 @@ def test_the_results_are_one_document_or_a_few_lines(backbone, capsys):
     assert code == 0 and document["method"] == "masked" and document["steps"] == 20
     assert document["probe"].keys() >= {"knn", "linear", "interval"}
     _, out, _ = call(capsys, "resume", backbone)
-    assert "linear probe" in out and "random weights" in out and "--from" in out
+    assert re.search(r"linear probe [\d.]+% \([\d.]+% to [\d.]+%\); random weights [\d.]+% ", out)
+    assert " %" not in out and "random weights" in out and "--from" in out
 
 
 def test_a_pretraining_cannot_be_evaluated_and_says_what_can_be_done(backbone, capsys):
     code, out, err = call(capsys, "evaluate", backbone, "digits")
-    assert "error: this model has no classification head" in f"{code}{err}" and not out
+    assert (
+        f"error: {backbone}, from a pretraining run, has no classification head" in f"{code}{err}"
+    )
+    assert f"`vitrail train DATA --from {backbone}`" in f"{code}{err}" and not out
 
 
 def test_a_flag_of_the_other_verb_is_named(backbone, capsys):

@@ -58,7 +58,7 @@ def test_training_from_a_pretraining_uses_the_recipe_from_scratch(pretrained, di
     stored = read_recipe(pretrained / "recipe.toml")
     assert recipe["preprocess"]["mean"] == stored["preprocess"]["mean"]
     text = (run.folder / "recipe.toml").read_text()
-    assert "learned from the images of digits by masked" in text
+    assert "weights: pretrained on digits, method masked" in text
 
 
 def test_the_pretrained_weights_are_where_training_starts(pretrained, digits):

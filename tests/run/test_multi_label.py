@@ -219,3 +219,18 @@ def test_balanced_sampling_is_refused(shapes, tmp_path):
         vitrail.train(
             shapes, out=tmp_path / "no", settings={"data": {"labels": "multi", "balanced": True}}
         )
+
+
+@pytest.mark.parametrize("labels", ["multi", "none"])
+def test_images_with_several_labels_can_learn_features_from_a_teacher(
+    run, shapes, tmp_path, labels
+):
+    settings = {
+        "vit": SETTINGS["vit"],
+        "train": {"steps": 4, "batch": 16},
+        "data": {"workers": 0, "labels": labels},
+        "pretrain": {"comparison": 0.0},
+    }
+    given = {"out": tmp_path / "pre", "report": False, "quiet": True}
+    done = vitrail.pretrain(shapes, teacher=run.folder, settings=settings, **given)
+    assert done.metrics["method"] == "teacher" and 0 < done.metrics["loss"] < 2

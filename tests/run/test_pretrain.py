@@ -18,18 +18,22 @@ from tests.run.conftest import tensors
 from vitrail.data.config import Columns, Preprocess
 from vitrail.data.loader import Loader
 from vitrail.data.source import is_labelled
+from vitrail.data.sources.folder import FileSource
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.pretraining.config import PretrainConfig
+from vitrail.run import auto
 from vitrail.run.dataset import open_run_data
+from vitrail.run.design import design_recipe
 from vitrail.run.drive import Stopped
 from vitrail.run.fractions import compare_with_scratch
 from vitrail.run.quality import adapt_norms, describe_collapse
 from vitrail.run.rebuilt import list_strips, prune_strips, save_rebuilt
-from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict
+from vitrail.run.recipe import Recipe, flatten_settings, read_recipe, settings_from_dict
+from vitrail.run.request import Request
 from vitrail.run.storage.journal import read_journal
-from vitrail.run.unlabelled import open_images
+from vitrail.run.unlabelled import choose_method, open_images
 from vitrail.training.distributed import SINGLE
 from vitrail.training.loop import Diverged
 from vitrail.zoo.file import save_model
@@ -130,7 +134,7 @@ def test_a_tree_without_class_folders_is_enough(unlabelled, tree):
     assert done.metrics["probe"] is None
     recipe = (done.folder / "recipe.toml").read_text()
     assert 'labels = "none"' in recipe
-    assert "labels: none" in recipe  # the reason
+    assert "labels: none" in recipe and "data.labels" not in recipe
     (done.folder / "metrics.json").unlink()
     assert vitrail.resume(done.folder, report=False, quiet=True).metrics["steps"] == 4
 
@@ -292,7 +296,7 @@ def test_a_collapse_is_announced(unlabelled, monkeypatch, capsys):
         ({"settings": {"train": {"batch": 1}}}, "two images or more in each forward pass"),
         (
             {"settings": {"train": {"batch": 4, "accumulate": 4}}},
-            "raise `train.batch` or lower `train.accumulate`",
+            "raise `train.batch` to at least 8 or lower `train.accumulate`",
         ),
         ({"model": "DeiT-Ti/16 distilled"}, "has a distillation token"),
     ],
@@ -378,11 +382,80 @@ def test_pretrainings_are_compared_with_other_runs(unlabelled, digits):
     assert {"loss", "rank"} < set(pretrained) and not {"method", "probe"} & set(trained)
 
 
-@pytest.mark.parametrize("setting", [{"drop_patches": 0.5}, {"frozen": 1}, {"probe": 100}])
-def test_settings_of_a_training_with_labels_are_refused(unlabelled, setting):
-    (name,) = setting
-    with pytest.raises(UserError, match=f"train.{name} is for training with labels"):
-        unlabelled(settings={**TINY, "train": {**TINY["train"], **setting}})
+@pytest.mark.parametrize(
+    ("section", "setting"),
+    [
+        ("train", {"drop_patches": 0.5}),
+        ("train", {"frozen": 1}),
+        ("train", {"probe": 100}),
+        ("train", {"class_weights": True}),
+        ("train", {"smoothing": 0.1}),
+        ("train", {"patience": 2}),
+        ("data", {"balanced": True}),
+        ("data", {"labelled": 0.5}),
+        ("data", {"augment": {"mixup": 0.2}}),
+        ("data", {"augment": {"cutmix": 1.0}}),
+    ],
+)
+def test_settings_of_a_training_with_labels_are_refused(unlabelled, section, setting):
+    name = ".".join(flatten_settings({section: setting}))
+    with pytest.raises(UserError, match=f"{name} is for training with labels; omit it"):
+        unlabelled(settings={**TINY, section: {**TINY[section], **setting}})
+
+
+def test_the_argument_wins_over_the_method_of_a_recipe(unlabelled, digits):
+    masked = unlabelled("masked")
+    teacher = digits("teacher", {name: TINY[name] for name in ("vit", "train", "data")})
+    again = {"recipe": masked.folder / "recipe.toml", "settings": {}, "data": None}
+    views = unlabelled("views", method="views", **again)
+    recipe = read_recipe(views.folder / "recipe.toml")
+    assert views.metrics["method"] == recipe["pretrain"]["method"] == "views"
+    assert recipe["data"]["augment"]["scale"] == 1 and recipe["pretrain"]["colour"] == 0.0
+    assert recipe["pretrain"]["comparison"] == 0.0 and recipe["vit"]["width"] == 16
+    text = (views.folder / "recipe.toml").read_text()
+    assert "without its [pretrain], [data.augment], which are for method masked" in text
+    taught = unlabelled("taught", teacher=teacher.folder, **again)
+    again["recipe"] = taught.folder / "recipe.toml"
+    assert unlabelled("same", **again).metrics["method"] == "teacher"
+    done = unlabelled("other", method="masked", **again)
+    assert done.metrics["method"] == "masked" and "teacher" not in read_recipe(
+        done.folder / "recipe.toml"
+    )
+    with pytest.raises(UserError, match="needs a teacher"):
+        unlabelled(method="teacher", recipe=masked.folder / "recipe.toml")
+
+
+def test_the_recipe_of_a_training_with_labels_is_refused(unlabelled, digits):
+    settings = {**TINY["train"], "drop_patches": 0.5}
+    labelled = digits("labelled", {"vit": TINY["vit"], "train": settings, "data": {"workers": 0}})
+    with pytest.raises(UserError, match="repeat it with `vitrail train`"):
+        unlabelled(recipe=labelled.folder / "recipe.toml", settings={})
+
+
+def test_a_decoder_is_not_wider_than_allowed():
+    summary = auto.DataSummary(images=900, classes=1, side=32, channels=3, imbalance=1.0)
+    vit = ViTConfig(image=32, patch=4, width=16384, heads=16, depth=1)
+    assert choose_method(summary, vit, "masked")[0]["decoder_width"] == 4096
+
+
+def test_images_of_a_single_pixel_are_not_enlarged_for_a_pretraining(unlabelled, tmp_path):
+    (tmp_path / "dots").mkdir()
+    for number in range(40):
+        Image.new("RGB", (1, 1), (number, 0, 0)).save(tmp_path / "dots" / f"{number}.png")
+    with pytest.raises(UserError, match=r"have 1 pixel on the short side, .* give larger images"):
+        unlabelled(data=tmp_path / "dots", settings={"data": {"workers": 0}})
+
+
+def test_each_process_needs_two_images_in_a_forward_pass():
+    def design(batch, processes):
+        train = {"batch": batch, "accumulate": 2}
+        request = Request(data="digits", method="views", settings={"train": train})
+        source = vitrail.open_data("digits")
+        return design_recipe(source, request, torch.device("cpu"), processes)
+
+    assert design(12, processes=3).recipe.train.batch == 12
+    with pytest.raises(UserError, match=r"each of the 4 processes; raise .* to at least 16"):
+        design(12, processes=4)
 
 
 def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree, caplog):
@@ -406,6 +479,45 @@ def test_splits_without_class_folders_are_not_taken_for_classes(unlabelled, tree
     shutil.rmtree(tree / "extra")
     with pytest.raises(UserError, match=r"test, train, val of .* are splits"):
         vitrail.open_data(tree)
+
+
+def test_test_images_are_not_trained_on_beside_a_folder_without_a_split_name(
+    tree, monkeypatch, caplog
+):
+    paths = sorted(tree.rglob("*.png"))
+    for number, path in enumerate(paths):
+        folder = tree / ("train", "train", "val", "test", "extra")[number % 5]
+        folder.mkdir(exist_ok=True)
+        path.rename(folder / path.name)
+    read = set()
+    reading = FileSource.__getitem__
+    monkeypatch.setattr(
+        FileSource, "__getitem__", lambda self, i: read.add(self.ids[i]) or reading(self, i)
+    )
+    source, why = open_images(str(tree), Columns(), None, SINGLE)
+    auto.summarise(source)
+    trained = {
+        source.ids[item].partition("/")[0] for item in np.flatnonzero(source.splits == "train")
+    }
+    assert trained == {"train"} and why.startswith("labels: none")
+    assert {name.partition("/")[0] for name in read} == {"train"}
+    assert "ignored 8 images beside the split folders" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("split", "advice"),
+    [("train", "`data.labels='none'` to use the images of train alone"), ("test", "into a folder")],
+)
+def test_a_folder_that_may_be_a_class_or_a_split_is_an_error(tree, split, advice):
+    for number, path in enumerate(sorted(tree.rglob("*.png"))):
+        folder = tree / (split, "car")[number % 2]
+        folder.mkdir(exist_ok=True)
+        path.rename(folder / path.name)
+    shutil.rmtree(tree / "2024")
+    with pytest.raises(UserError, match=f"{split} of .* may be a class or a split; .*{advice}"):
+        open_images(str(tree), Columns(), None, SINGLE)
+    source, _ = open_images(str(tree), Columns(), "single", SINGLE)
+    assert set(source.classes) == {"car", split}
 
 
 def test_two_images_do_not_tell_of_a_collapse():

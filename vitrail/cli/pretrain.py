@@ -30,7 +30,6 @@ from vitrail.cli.train import (
     PreprocessSettings,
     TrainSettings,
 )
-from vitrail.display.text import format_accuracy
 from vitrail.pretraining import config
 
 _PretrainFlags = section_flags(config.PretrainConfig, "pretrain")
@@ -131,8 +130,7 @@ def print_quality(metrics: dict[str, Any], json: bool) -> None:
     print(f"held-out loss {metrics['loss']:.4f}, effective rank {metrics['rank']:.1f}")
     if (probe := metrics["probe"]) is not None:
         random = probe["random"]
-        linear, zero = (format_accuracy(one["linear"], one["interval"]) for one in (probe, random))
-        print(f"linear probe {linear}; random weights {zero}")
+        print(f"linear probe {describe_probe(probe)}; random weights {describe_probe(random)}")
         print(f"k-NN {probe['knn']:.1%}; random weights {random['knn']:.1%}")
         for row in probe["trained"]:
             print(
@@ -146,3 +144,9 @@ def print_quality(metrics: dict[str, Any], json: bool) -> None:
     if (page := Path(metrics["run"]) / "report.html").is_file():
         print(f"report {page}")
     print(f"next: `vitrail train DATA --from {metrics['run']}`")
+
+
+def describe_probe(scores: dict[str, Any]) -> str:
+    """The accuracy of a linear probe with its interval: "91.3% (90.1% to 92.4%)"."""
+    low, high = scores["interval"]
+    return f"{scores['linear']:.1%} ({low:.1%} to {high:.1%})"

@@ -81,11 +81,7 @@ class Classifier:
         from vitrail.training.device import pick_device
 
         if model.config.head == "none":
-            raise NoHead(
-                "this model has no classification head; train it with `vitrail train DATA --from "
-                "MODEL`, fit a classifier on its features with `vitrail head MODEL DATA`, or load "
-                "it with `vitrail.load_backbone`"
-            )
+            raise NoHead(describe_no_head("this model", "MODEL"))
         if len(classes) != model.config.classes:
             count = model.config.classes
             raise UserError(f"{len(classes)} names for {count} classes; give one for each class")
@@ -451,3 +447,11 @@ class Classifier:
 
 
 SHOWN_CLASSES = 5  # in the repr
+
+
+def describe_no_head(subject: str, model: str) -> str:
+    advice = (
+        "train it with `vitrail train DATA --from MODEL`, fit a classifier on its features with "
+        "`vitrail head MODEL DATA`, or load it with `vitrail.load_backbone`"
+    )
+    return f"{subject} has no classification head; {advice.replace('MODEL', model)}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.arguments import check_arguments
 from vitrail.errors import UserError
 from vitrail.exporting.engine import ENGINE_SUFFIXES, EngineName
-from vitrail.inference.classifier import Classifier
+from vitrail.inference.classifier import Classifier, NoHead, describe_no_head
 from vitrail.zoo.weights import Normalisation
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def load(
 
 
 def make_classifier(loaded: "LoadedModel", *, path: str | Path, device: str) -> Classifier:
-    """A classifier from loaded weights; raises if they do not say how to normalise images."""
+    """A classifier from loaded weights; raises without a head or a normalisation."""
+    if loaded.model.config.head == "none":
+        origin = ", from a pretraining run," if loaded.metadata.pretraining else ""
+        raise NoHead(describe_no_head(f"{path}{origin}", str(path)))
     if loaded.preprocess is None:
         from vitrail.zoo.load import missing_preprocess
 

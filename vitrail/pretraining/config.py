@@ -1,5 +1,6 @@
 """The settings of a pretraining, checked on construction."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -7,13 +8,13 @@ from vitrail.errors import UserError
 
 Method = Literal["masked", "views", "teacher"]
 
-MINIMUM = {  # of each whole number
-    "decoder_depth": 1,
-    "decoder_width": 8,
-    "views": 2,
-    "local_views": 0,
+RANGES = {  # minimum and maximum of each whole number
+    "decoder_depth": (1, 64),
+    "decoder_width": (8, 4096),
+    "views": (2, 32),
+    "local_views": (0, 32),
 }
-MAXIMUM = 100_000  # of each whole number
+MAX_FEATURES = 100_000  # width of the features of a teacher
 MAX_RATIO = 64  # images without labels for each labelled one
 MAX_REGIONS = 32  # their similarities are as many as the fourth power
 
@@ -37,12 +38,11 @@ class PretrainConfig:
         if self.method not in get_args(Method):
             known = ", ".join(get_args(Method))
             raise UserError(f"pretrain.method {self.method!r} is unknown; choose one of {known}")
-        for name, least in MINIMUM.items():
+        for name, (least, most) in RANGES.items():
             number = getattr(self, name)
-            if not isinstance(number, int) or not least <= number <= MAXIMUM:
+            if not isinstance(number, int) or not least <= number <= most:
                 raise UserError(
-                    f"pretrain.{name} is {number!r:.40}; give a whole number from {least} to "
-                    f"{MAXIMUM:,}"
+                    f"pretrain.{name} is {number!r:.40}; give a whole number from {least} to {most}"
                 )
         for name in ("mask", "crop"):
             if not 0 < getattr(self, name) < 1:
@@ -91,11 +91,11 @@ class TeacherConfig:
     regions: int = 0  # per side of the image, whose tokens' similarities are learned; 0: none
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
+        if not 0 < self.temperature < math.inf:
             raise UserError(
                 f"teacher.temperature is {self.temperature!r}; give a number above 0, such as 4"
             )
-        if not 0 <= self.features <= MAXIMUM:
+        if not 0 <= self.features <= MAX_FEATURES:
             raise UserError(f"teacher.features is {self.features!r}; give a number of features")
         if not 0 <= self.regions <= MAX_REGIONS:
             raise UserError(f"teacher.regions is {self.regions!r}; give 0 to {MAX_REGIONS}")

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -46,6 +47,12 @@ from vitrail.zoo.adapters import freeze
 
 log = logging.getLogger(__name__)
 
+NEED_LABELS = (  # settings that a pretraining refuses
+    *("train.drop_patches", "train.frozen", "train.probe", "train.class_weights"),
+    *("train.smoothing", "train.patience", "data.balanced", "data.labelled"),
+    *("data.augment.mixup", "data.augment.cutmix"),
+)
+MIN_SIDE = 4  # pixels of an image without labels: two of the smallest patches that are chosen
 MIN_PATCHES = 9  # with fewer, attention has too little to compare
 USUAL_GRID = 8  # patches per side that an error message proposes
 NO_WEIGHT_DECAY = (
@@ -54,12 +61,13 @@ NO_WEIGHT_DECAY = (
 WRAPPED = re.compile(r"^(backbone|decoder)\.")  # parts of a model that learns without labels
 
 
-def check_recipe(recipe: Recipe, summary: DataSummary) -> None:
+def check_recipe(recipe: Recipe, summary: DataSummary, processes: int = 1) -> None:
     """Raises if the recipe cannot train on this data, and says which setting to change."""
     vit, preprocess = recipe.vit, recipe.preprocess
     if recipe.pretrain is not None:
-        check_pretraining(vit, recipe.pretrain, recipe.train)
-        check_batch(recipe.train, summary.images)
+        check_pretraining(recipe, recipe.pretrain)
+        check_pretraining_images(summary)
+        check_batch(recipe.train, processes)
     elif vit.head == "none":
         raise UserError("a model with vit.head none cannot classify; set `vit.head='linear'`")
     if recipe.joint is not None:
@@ -103,31 +111,42 @@ def check_joint(recipe: Recipe) -> None:
         )
 
 
-def check_pretraining(vit: ViTConfig, config: PretrainConfig, train: TrainConfig) -> None:
+def check_pretraining(recipe: Recipe, config: PretrainConfig) -> None:
     """Raises for an architecture that the method leaves partly untrained, and for settings of a
     training with labels.
     """
-    for name in ("drop_patches", "frozen", "probe"):
-        if getattr(train, name):
-            raise UserError(f"train.{name} is for training with labels; omit it")
-    if vit.head != "none":
+    plain = Recipe()
+    for name in NEED_LABELS:
+        if attrgetter(name)(recipe) != attrgetter(name)(plain):
+            raise UserError(f"{name} is for training with labels; omit it")
+    if recipe.vit.head != "none":
         raise UserError("pretraining needs no head; omit `vit.head`")
-    if vit.pool == "map" and config.method != "teacher":
+    if recipe.vit.pool == "map" and config.method != "teacher":
         raise UserError(
             f"attention pooling learns nothing with method {config.method}, which compares "
             f"patches; set `vit.pool='avg'`"
         )
 
 
-def check_batch(train: TrainConfig, images: int) -> None:
-    """Raises if a forward pass of a pretraining would have a single image."""
-    if images < 2:
+def check_pretraining_images(summary: DataSummary) -> None:
+    """Raises for images that a pretraining cannot learn from."""
+    if summary.images < 2:
         raise UserError("a pretraining needs two training images or more; add images")
-    if train.batch // train.accumulate < 2:
+    if summary.side < MIN_SIDE:
+        raise UserError(
+            f"the training images have {format_count(summary.side, 'pixel')} on the short side, "
+            f"and a pretraining needs at least {MIN_SIDE}: two patches; give larger images"
+        )
+
+
+def check_batch(train: TrainConfig, processes: int) -> None:
+    """Raises if a forward pass of a pretraining would have a single image."""
+    if train.batch // processes // train.accumulate < 2:
+        where = f" of each of the {processes} processes" if processes > 1 else ""
         lower = " or lower `train.accumulate`" if train.accumulate > 1 else ""
         raise UserError(
-            f"a pretraining needs two images or more in each forward pass; raise "
-            f"`train.batch`{lower}"
+            f"a pretraining needs two images or more in each forward pass{where}; raise "
+            f"`train.batch` to at least {2 * processes * train.accumulate}{lower}"
         )
 
 

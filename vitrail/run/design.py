@@ -86,7 +86,7 @@ def design_recipe(
         choice = design_pretraining(summary, request, requested, device, processes)
         if request.method == "teacher":
             keep_whole_images(choice, requested)
-        return compose_design(source, request, requested, summary, choice, device, [])
+        return compose_design(source, request, requested, summary, choice, device, [], processes)
     if not is_labelled(source):
         raise UserError(f"{source.name} has no labels; `vitrail pretrain` learns without them")
     start, why = choose_start(summary, request, device, download)
@@ -189,6 +189,7 @@ def compose_design(
     choice: auto.Choice,
     device: torch.device,
     why: list[str],
+    processes: int = 1,
 ) -> Design:
     """The chosen settings, changed by those requested, and checked."""
     adapt_to_store(choice, source, requested)
@@ -204,7 +205,7 @@ def compose_design(
         size = {"size": settings["vit"]["image"]}
         settings["preprocess"] = merge_settings(settings["preprocess"], size)
     recipe = settings_from_dict(Recipe, settings)
-    check_recipe(recipe, summary)
+    check_recipe(recipe, summary, processes)
     return Design(recipe=recipe, reasons=reasons, settings=choice.settings, measured=measured)
 
 
@@ -531,8 +532,8 @@ def adapt_to_own_weights(choice: auto.Choice, metadata: Metadata, preprocess: Pr
         if not line.startswith(("normalisation", "optimizer", "stem", "expect"))
     ]
     choice.reasons.append(
-        f"weights: learned from the images of {metadata.data.name} by {metadata.pretraining}; the "
-        f"recipe from scratch with learning rate {train['lr']:g} and layer decay {OWN_LAYER_DECAY}"
+        f"weights: pretrained on {metadata.data.name}, method {metadata.pretraining}; the recipe "
+        f"from scratch with learning rate {train['lr']:g} and layer decay {OWN_LAYER_DECAY}"
     )
     choice.reasons.append("preprocessing: that of the pretraining")
 

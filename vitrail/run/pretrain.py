@@ -10,7 +10,8 @@ from vitrail.arguments import check_arguments
 from vitrail.data.source import Source
 from vitrail.errors import UserError
 from vitrail.pretraining.config import Method, PretrainConfig
-from vitrail.run.request import AUTO, Options, Request, name_data, read_settings
+from vitrail.run.recipe import Recipe, check_settings, read_recipe
+from vitrail.run.request import AUTO, Options, Request, change_settings, name_data
 from vitrail.run.result import Pretraining
 from vitrail.run.teacher import Teacher
 from vitrail.run.train import start_run
@@ -75,7 +76,13 @@ def pretrain(
     ('masked', 1)
     """
     started = time.monotonic() if started is None else started
-    table = read_settings(recipe, settings or {}, minutes, epochs)
+    given = settings or {}
+    check_settings(Recipe, given)
+    stored = read_recipe(recipe) if recipe else {}
+    check_recipe_kind(stored)
+    chosen = choose_method_name(method, given, stored, teacher is not None)
+    stored, reasons = drop_other_method(stored, chosen)
+    table = change_settings(stored, given, minutes, epochs)
     request = Request(
         data=name_data(data, table),
         model=model,
@@ -84,9 +91,10 @@ def pretrain(
         epochs=epochs,
         seed=seed,
         device=device,
-        method=choose_method_name(method, table, teacher is not None),
+        method=chosen,
         teacher=str(teacher) if isinstance(teacher, Path) else teacher,
         settings=table,
+        reasons=tuple(reasons),
     )
     options = Options(
         tensorboard=tensorboard, quiet=quiet, report=report, test=False, on_epoch=on_epoch
@@ -99,15 +107,47 @@ def pretrain(
     return run
 
 
-def choose_method_name(method: Method | None, settings: Mapping[str, Any], taught: bool) -> Method:
-    """The method of the caller, of the recipe, or masked; a teacher is a method of its own."""
-    taught = taught or bool(settings.get("teacher", {}).get("weights"))
-    named = settings.get("pretrain", {}).get("method")
+def check_recipe_kind(stored: Mapping[str, Any]) -> None:
+    """Raises for the recipe of a training with labels: its model has a head."""
+    if "pretrain" not in stored and stored.get("vit", {}).get("head", "none") != "none":
+        raise UserError(
+            "the recipe is that of a training with labels; repeat it with `vitrail train`"
+        )
+
+
+def choose_method_name(
+    method: Method | None, given: Mapping[str, Any], stored: Mapping[str, Any], taught: bool
+) -> Method:
+    """The method of the caller, of the recipe, or masked; a teacher is a method of its own.
+
+    `given` are the settings of the caller, `stored` those of the recipe.
+    """
+    named = given.get("pretrain", {}).get("method")
     if method is not None and named not in (None, method):
         raise UserError(f"`method` is {method}, but pretrain.method is {named}; give one of them")
-    chosen = method or named or ("teacher" if taught else "masked")
+    asked = method or named
+    taught = taught or bool(given.get("teacher", {}).get("weights"))
+    if asked is None and not taught:
+        asked = stored.get("pretrain", {}).get("method")
+        taught = bool(stored.get("teacher", {}).get("weights"))
+    chosen = asked or ("teacher" if taught else "masked")
     if taught and chosen != "teacher":
         raise UserError(f"a teacher is a method of its own, not {chosen}; omit `method`")
-    if chosen == "teacher" and not taught:
+    if chosen == "teacher" and not taught and not stored.get("teacher", {}).get("weights"):
         raise UserError("`method` teacher needs a teacher; give `teacher`")
     return PretrainConfig(method=chosen).method
+
+
+def drop_other_method(
+    stored: Mapping[str, Any], method: Method
+) -> tuple[dict[str, Any], list[str]]:
+    """The recipe without what was chosen for another method, and the reason."""
+    theirs = stored.get("pretrain", {}).get("method", method)
+    if theirs == method:
+        return dict(stored), []
+    kept = {name: value for name, value in stored.items() if name not in ("pretrain", "teacher")}
+    kept["data"] = {k: v for k, v in stored.get("data", {}).items() if k != "augment"}
+    kept["pretrain"] = {k: v for k, v in stored["pretrain"].items() if k == "comparison"}
+    sections = [name for name in ("pretrain", "teacher") if name in stored] + ["data.augment"]
+    names = ", ".join(f"[{name}]" for name in sections)
+    return kept, [f"recipe: without its {names}, which are for method {theirs}"]

@@ -37,6 +37,7 @@ class Request:
     method: Method | None = None  # how to learn without labels; None: with labels
     teacher: str | Teacher | None = None  # whose answers are learned too
     settings: Mapping[str, Any] = field(default_factory=dict)  # nested, as in a recipe
+    reasons: tuple[str, ...] = ()  # why a recipe was changed
 
     def __post_init__(self) -> None:
         check_minutes(self.minutes)
@@ -138,7 +139,13 @@ def read_settings(
     """
     check_minutes(minutes)
     check_settings(Recipe, settings)
-    table = read_recipe(recipe) if recipe else {}
+    return change_settings(read_recipe(recipe) if recipe else {}, settings, minutes, epochs)
+
+
+def change_settings(
+    table: dict[str, Any], settings: Mapping[str, Any], minutes: float | None, epochs: int | None
+) -> dict[str, Any]:
+    """The settings of a recipe, changed by `settings` and the length of the run."""
     arguments = {"minutes": minutes, "epochs": epochs}
     lengths = [name for name, value in arguments.items() if value is not None]
     lengths += [f"train.{name}" for name in LENGTH_SETTINGS if settings.get("train", {}).get(name)]

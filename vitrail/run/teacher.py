@@ -96,7 +96,8 @@ def open_teacher(asked: str | Teacher | None, recipe: Recipe, source: Source) ->
     if teacher is not None:
         if pretraining:  # without labels its logits are features, too
             teacher = replace(teacher, classes=None)
-        check_teacher(teacher, source)
+        else:
+            check_teacher(teacher, source)
         features = teacher.classes is None
     if asked is not None and features and recipe.train.frozen:
         raise UserError(

@@ -172,7 +172,7 @@ def start_run(
         return resume_run(Path(earlier), request.device, options, world)
     device = pick_device(request.device, world.local_rank)
     design = share_design(lambda: design_recipe(source, request, device, world.size), device, world)
-    design.reasons.extend(why)
+    design.reasons.extend([*request.reasons, *why])
     teacher = world.leader_first(lambda: open_teacher(request.asks_teacher, design.recipe, source))
     suffix = "" if request.method is None else PRETRAINED
     folder = Path(world.on_leader(lambda: earlier or str(create_run_folder(out, source, suffix))))

@@ -8,12 +8,13 @@ from typing import Any
 from vitrail.data.config import AUGMENT_PRESETS, Augment, Columns, LabelKind, Preprocess
 from vitrail.data.open import open_data
 from vitrail.data.source import Source
-from vitrail.data.sources.folder import BESIDE_TRAINING, NO_CLASS
+from vitrail.data.sources.folder import BESIDE_TRAINING, NO_CLASS, find_split_class
 from vitrail.data.sources.table import MissingLabel
+from vitrail.data.split import SPLIT_ALIASES
 from vitrail.display.text import format_count
 from vitrail.errors import UserError
 from vitrail.model.config import ViTConfig
-from vitrail.pretraining.config import Method, PretrainConfig
+from vitrail.pretraining.config import RANGES, Method, PretrainConfig
 from vitrail.run import auto
 from vitrail.run.dataset import open_on_all_ranks
 from vitrail.run.recipe import settings_from_dict, settings_to_dict
@@ -42,6 +43,7 @@ def open_images(
         except UserError as error:
             open_data(data, columns=columns, labels="none", progress=world.is_leader)
             return "none", f"labels: none ({error})"
+        check_split_names(source)
         if NO_CLASS in source.ignored.values():
             return "none", "labels: none, as some images are not in a class folder"
         return kind, "labels: only measure the features; training does not see them"
@@ -51,6 +53,19 @@ def open_images(
     if world.is_leader:
         warn_of_ignored(source)
     return source, why
+
+
+def check_split_names(source: Source) -> None:
+    """Raises if a class folder may be a split, whose images would be used against its name."""
+    if (name := find_split_class(source)) is None:
+        return
+    advice = "move the training images into a folder train"
+    if SPLIT_ALIASES[name.casefold()] == "train":
+        advice = f"`data.labels='none'` to use the images of {name} alone"
+    raise UserError(
+        f"{name} of {source.path} may be a class or a split; set `data.labels='single'` if each "
+        f"folder is a class, or {advice}"
+    )
 
 
 def warn_of_ignored(source: Source) -> None:
@@ -117,11 +132,16 @@ def choose_pretraining(
         "model": model,
         "vit": chosen,
         "train": train,
-        "data": {"augment": settings_to_dict(augment)},
+        "data": {"augment": settings_to_dict(augment), **found_labels(summary)},
         "preprocess": choose_preprocess(summary, vit, start and start[2]),
         "pretrain": pretrain,
     }
     return auto.Choice(settings=settings, reasons=reasons)
+
+
+def found_labels(summary: auto.DataSummary) -> dict[str, Any]:
+    """How a resume opens the data: as it was found, unless each image has one label."""
+    return {} if summary.labels == "single" else {"labels": summary.labels}
 
 
 def choose_preprocess(
@@ -144,7 +164,8 @@ def choose_method(
         return {"method": "teacher"}, [
             "method teacher: its features are distilled through a projection"
         ]
-    width = 32 * max(1, round(vit.width / 64))  # about half of the backbone's
+    half = 32 * max(1, round(vit.width / 64))  # of the backbone's width, about
+    width = min(half, RANGES["decoder_width"][1])
     chosen = PretrainConfig(
         mask=0.75 if vit.patches >= FEW_PATCHES else 0.6,
         decoder_depth=1 if vit.patches <= LONG_SEQUENCE else 3,
@@ -197,7 +218,7 @@ def describe_augment(augment: Augment, method: Method) -> str:
     if method == "views":
         return "that of the views"
     if augment.scale < 1:
-        return "flips, crops of 50 % of the area and more"
+        return "flips, crops of 50% of the area and more"
     if augment.flip:
         return "flips and shifts"
     return "very small shifts and rotations; grey images may be digits, which flips would change"

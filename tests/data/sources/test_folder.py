@@ -81,6 +81,30 @@ def test_one_split_name_among_classes_is_a_class():
     assert find_split_folders(folders[:1]) == {"train": "train"}
 
 
+def flat_folders(path, **counts):
+    """Folders with images and without class folders."""
+    for number, (name, count) in enumerate(counts.items()):
+        for image in range(count):
+            write(path / name / f"{image}.png", 100 * number + image)
+    return path
+
+
+def test_different_splits_without_class_folders_are_classes_only_if_the_caller_says_so(tmp_path):
+    path = flat_folders(tmp_path / "x", train=20, val=5, test=5, extra=5)
+    with pytest.raises(UserError, match=r"test, train, val of .* or set `data.labels='single'`"):
+        open_data(path)
+    assert open_data(path, labels="single").classes == ("extra", "test", "train", "val")
+    assert len(open_data(path, split=False).classes) == 4  # nothing is trained on
+
+
+@pytest.mark.parametrize("names", [{"test": 5, "photos": 9}, {"test": 5, "": 9}, {"val": 5}])
+def test_images_without_labels_beside_a_test_folder_need_a_training_folder(tmp_path, names):
+    path = flat_folders(tmp_path / "x", **names)
+    with pytest.raises(UserError, match="but no folder train; put the training images into train/"):
+        open_data(path, labels="none")
+    assert len(open_data(path, labels="none", split=False)) == sum(names.values())
+
+
 def test_hidden_and_system_files_are_skipped(pets):
     for name in (".DS_Store", "Thumbs.db", "desktop.ini", "cat/._0.png", "cat/Thumbs.db"):
         (pets / name).write_bytes(encoded(1))

@@ -220,6 +220,9 @@ def test_an_invalid_table_is_an_error(folder, text, words):
 def test_a_partial_table_without_any_label_is_for_pretraining(folder):
     path = table(folder, csv([(name, "") for name, *_ in ROWS], "path,label"))
     assert "has a label; `vitrail pretrain` learns without them" in why(path, labels="partial")
+    assert why(path).endswith("table.csv has a label; `vitrail pretrain` learns without them")
+    path = table(folder, csv([(ROWS[0][0], ""), (ROWS[1][0], "cat")], "path,label"))
+    assert "set `data.labels='partial'`" in why(path)
 
 
 def test_the_row_of_an_unknown_label_is_named(folder):

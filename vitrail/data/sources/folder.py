@@ -5,7 +5,7 @@ with the reason.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vitrail.data.config import LabelKind
 from vitrail.data.image import READABLE, read_file
 from vitrail.data.reading.contents import ContentBuffer
-from vitrail.data.source import UNLABELLED, Item
+from vitrail.data.source import UNLABELLED, Item, Source, has_label
 from vitrail.data.sources.names import PackedNames, match_labels, normalise_name
 from vitrail.data.sources.store import Location
 from vitrail.data.sources.store_cache import Range
@@ -103,11 +103,8 @@ def open_folder(
             f"put the images of each class into a folder of their own, or list them in a table"
         )
     where = {name: f"folder {'/'.join(folder.parts)}" for folder, _, name in used}
-    if split and len(where) > 1 and all(name.casefold() in SPLIT_ALIASES for name in where):
-        raise UserError(
-            f"{', '.join(sorted(where))} of {path} are splits, but hold images without class "
-            f"folders; put the images of each class into a folder of their own below them"
-        )
+    if split:
+        check_class_names(path, where, labels)
     if len(where) == 1 and (split or not are_known(where, classes)):
         if (inner := find_inner_folder(folders)) is not None:
             return open_folder(
@@ -131,12 +128,18 @@ def open_unlabelled(
 ) -> FileSource:
     """All images of a tree of folders, without labels.
 
-    Folders called train, val or test at its top are splits if there is a train among them, and
-    others then do not belong to the data.
+    Folders called train, val or test at its top are splits, and others beside train do not belong
+    to the data.
     """
     tops = {folder.parts[0] for folder in folders if folder.parts and folder.names}
     splits = {top: SPLIT_ALIASES[top.casefold()] for top in tops if top.casefold() in SPLIT_ALIASES}
     if "train" not in splits.values():
+        if splits and split:
+            names = sorted(splits)
+            raise UserError(
+                f"{tree.path} has a folder {' and '.join(names)} but no folder train; put the "
+                f"training images into train/, or rename {names[0]} if it is not a split"
+            )
         splits = {}
     parts = []
     for folder in folders:
@@ -195,6 +198,36 @@ def split_and_class(folder: Folder, split_folders: dict[str, str]) -> tuple[str,
     if len(folder.parts) < 2 or folder.parts[0] not in split_folders:
         return "", None
     return split_folders[folder.parts[0]], folder.parts[1]
+
+
+def check_class_names(path: Location, names: Iterable[str], labels: LabelKind | None) -> None:
+    """Raises for classes that are the splits of a data set without class folders.
+
+    Beside other classes, different splits are classes only if the caller says that there are
+    labels.
+    """
+    splits = sorted(name for name in names if name.casefold() in SPLIT_ALIASES)
+    others = sorted(name for name in names if name.casefold() not in SPLIT_ALIASES)
+    different = len({SPLIT_ALIASES[name.casefold()] for name in splits}) > 1
+    if len(splits) < 2 or (others and (labels or not different)):
+        return
+    advice = (
+        f", or set `data.labels='single'` if they are classes like {others[0]}" if others else ""
+    )
+    raise UserError(
+        f"{', '.join(splits)} of {path} are splits, but hold images without class folders; put "
+        f"the images of each class into a folder of their own below them{advice}"
+    )
+
+
+def find_split_class(source: Source) -> str | None:
+    """A class folder beside others that has the name of a split; None if there is none."""
+    for number, name in enumerate(source.classes):
+        if name.casefold() in SPLIT_ALIASES:
+            items = np.flatnonzero(has_label(source, number)).tolist()
+            if {source.ids[item].partition("/")[0] for item in items} == {name}:
+                return name
+    return None
 
 
 def are_known(labels: Mapping[str, str], classes: Sequence[str] | None) -> bool:

@@ -81,16 +81,15 @@ def open_tables(
             try:
                 reader.add(table, row, file, UNLABELLED if labels == "none" else label, part)
             except UserError as error:
+                if isinstance(error, MissingLabel) and not has_any_label(tree, tables, columns):
+                    raise UserError(describe_unlabelled(tree, tables)) from error
                 kind = MissingLabel if isinstance(error, MissingLabel) else UserError
                 raise kind(f"{table.name}, row {row}: {error}") from error
-    title = " or ".join(table.name for table in tables)
+    title = join_names(tables)
     if not reader.paths:
         where = tree.path / title
         if unlabelled:
-            raise UserError(
-                f"no row of {where} has a label; `vitrail pretrain` learns without them, if "
-                f"`data.labels` is omitted"
-            )
+            raise UserError(f"{describe_unlabelled(tree, tables)}, if `data.labels` is omitted")
         raise UserError(f"{where} has no rows; expected a path and a label in each row")
     if "" in reader.splits and any(reader.splits):
         row = list(reader.paths.values())[reader.splits.index("")]
@@ -237,6 +236,24 @@ def parse_label(label: object) -> str:
     if not isinstance(label, str):
         raise UserError(f"label {label!r} is neither a string nor an integer")
     return normalise_name(label)
+
+
+def has_any_label(tree: Tree, tables: Sequence[Table], columns: Columns) -> bool:
+    """Whether a row of the tables has a label."""
+    return any(
+        not is_empty(label)
+        for table in tables
+        for _, (_, label, _) in read_rows(tree, table.name, columns, "partial")
+    )
+
+
+def join_names(tables: Sequence[Table]) -> str:
+    return " or ".join(table.name for table in tables)
+
+
+def describe_unlabelled(tree: Tree, tables: Sequence[Table]) -> str:
+    where = tree.path / join_names(tables)
+    return f"no row of {where} has a label; `vitrail pretrain` learns without them"
 
 
 def is_empty(label: object) -> bool:
