@@ -236,6 +236,50 @@ def test_a_table_with_empty_labels_says_how_to_use_them(tmp_path, monkeypatch, d
     assert run.metrics["steps"] and len(used) > 40 and not used & held_out
 
 
+@pytest.fixture
+def partly_labelled(tmp_path, monkeypatch):
+    """A table of 60 images, 24 of them with a label, opened in Python."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    rng, lines = np.random.default_rng(0), ["file,kind"]
+    for number in range(60):
+        pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,{'ab'[number % 2] if number < 24 else ''}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    columns = {"path": "file", "label": "kind"}
+    return vitrail.open_data(tmp_path / "table.csv", columns=columns, labels="partial")
+
+
+def test_a_partly_labelled_source_from_python_resumes(
+    partly_labelled, stop_at, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+    settings = {**PLAIN, "train": {"steps": 4, "batch": 4}, "data": {"workers": 0}}
+    stop_at(2)
+    with pytest.raises(Stopped):
+        vitrail.train(
+            partly_labelled, settings=settings, out=tmp_path / "out", report=False, quiet=True
+        )
+    monkeypatch.undo()
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    recipe = read_recipe(tmp_path / "out" / "recipe.toml")
+    assert recipe["data"]["labels"] == "partial" and recipe["joint"]["ratio"] == 2
+    assert recipe["data"]["columns"] == {"path": "file", "label": "kind"}
+    run = vitrail.resume(tmp_path / "out", report=False, quiet=True)
+    assert run.metrics["steps"] == 4
+
+
+def test_a_pretraining_on_a_partly_labelled_source_uses_all_rows(partly_labelled, tmp_path):
+    settings = {**TINY, "train": {"steps": 2, "batch": 8}}
+    run = vitrail.pretrain(
+        partly_labelled, settings=settings, out=tmp_path / "out", report=False, quiet=True
+    )
+    text = (run.folder / "recipe.toml").read_text()
+    assert int(text.split(" colour training images")[0].split()[-1]) > 40
+    (run.folder / "metrics.json").unlink()
+    assert vitrail.resume(run.folder, report=False, quiet=True).metrics["probe"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
