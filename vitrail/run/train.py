@@ -248,7 +248,9 @@ def ask_teacher(
     what = f"features of width {config.features}"
     if not config.features:
         what = f"predictions at temperature {config.temperature:g}, half of the loss"
-    name = "given in Python" if config.weights.startswith(CALLABLE) else config.weights
+    name = config.weights
+    if name.startswith(CALLABLE):
+        name = (teacher.name if teacher is not None else "") or "given in Python"
     terminal.print(f"teacher {name}: {what}")
     recipe = replace(recipe, teacher=config)
     attach_teacher(recipe, loader, world)
