@@ -21,7 +21,7 @@ from vitrail.pretraining.joint import JointClassifier
 from vitrail.run import auto
 from vitrail.run.auto import DataSummary, choose_from_scratch
 from vitrail.run.build import make_learner
-from vitrail.run.design import design_from_scratch, requested_settings
+from vitrail.run.design import design_from_scratch, design_recipe, requested_settings
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict, settings_to_dict
 from vitrail.run.request import Request
@@ -67,6 +67,28 @@ def test_the_pretrained_weights_are_where_training_starts(pretrained, digits):
     mine, theirs = run.classifier.model, vitrail.load_backbone(pretrained).model
     difference = mine.blocks[0].mlp.fc1.weight - theirs.blocks[0].mlp.fc1.weight
     assert float(difference.detach().abs().max()) < 1e-6
+
+
+def test_16_bit_images_keep_their_range_after_a_pretraining_on_8_bit_ones(
+    pretrained, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        folder = tmp_path / "data" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{number}.npy", rng.integers(0, 60_000, (8, 8, 1)).astype(np.uint16))
+    source = vitrail.open_data(tmp_path / "data")
+    request = Request(data=str(tmp_path / "data"), weights=str(pretrained), minutes=1.0)
+    one, two = (design_recipe(source, request, torch.device("cpu"), n) for n in (1, 2))
+    assert one.recipe.preprocess.pixels == "uint16" and one.measured == ["mean", "std"]
+    epochs = [
+        float(line.split("about ")[1].split(" epochs")[0])
+        for design in (one, two)
+        for line in design.reasons
+        if " epochs expected" in line
+    ]
+    assert len(epochs) == 2 and epochs[1] > 1.5 * epochs[0]
 
 
 def test_a_part_that_learns_is_refused_after_a_pretraining(pretrained, digits):

@@ -98,7 +98,7 @@ def design_recipe(
     if start is None:
         choice = design_from_scratch(source, summary, request, requested, device, processes)
     else:
-        choice = design_fine_tuning(summary, request, requested, start, device)
+        choice = design_fine_tuning(summary, request, requested, start, device, processes)
     frozen = requested["train"].get("frozen", choice.settings["train"].get("frozen", 0))
     if (teacher := request.asks_teacher) is not None:
         name = teacher if isinstance(teacher, str) else CALLABLE
@@ -448,6 +448,7 @@ def design_fine_tuning(
     requested: Mapping[str, Any],
     start: FoundWeights,
     device: torch.device,
+    processes: int,
 ) -> auto.Choice:
     train = requested["train"]
     adapted: list[str] = []
@@ -458,7 +459,9 @@ def design_fine_tuning(
     else:
         loaded = load_for_fine_tuning(summary, start.weights, request.settings)
         if loaded.metadata.pretraining is not None:
-            return design_from_own(summary, request, requested, loaded, start.weights, device)
+            return design_from_own(
+                summary, request, requested, loaded, start.weights, device, processes
+            )
         name = loaded.metadata.name or Path(start.weights).name
         vit, preprocess = loaded.model.config, loaded.preprocess
         adapted = loaded.report.adapted
@@ -493,6 +496,7 @@ def design_from_own(
     loaded: LoadedModel,
     weights: str,
     device: torch.device,
+    processes: int,
 ) -> auto.Choice:
     """The choice for weights of a pretraining: that from scratch, with lower rates."""
     if requested_tune(request) == AUTO or requested_tune(request) == "all":
@@ -506,9 +510,11 @@ def design_from_own(
             steps=train.get("steps", 0),
             batch=train.get("batch"),
             device=device.type,
+            processes=processes,
         )
         assert loaded.preprocess is not None
         adapt_to_own_weights(choice, loaded.metadata, loaded.preprocess)
+        adopt_pixels(choice, summary, loaded.report.adapted)
         start_from_probe(choice, summary, loaded.model.config, request.minutes, device)
         choice.settings["weights"] = weights
         return choice
