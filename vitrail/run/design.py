@@ -204,8 +204,22 @@ def compose_design(
         size = {"size": settings["vit"]["image"]}
         settings["preprocess"] = merge_settings(settings["preprocess"], size)
     recipe = settings_from_dict(Recipe, settings)
+    if request.method is None and request.has_unlabelled and not recipe.uses_unlabelled:
+        explain_unused(reasons, request, recipe)
     check_recipe(recipe, summary)
     return Design(recipe=recipe, reasons=reasons, settings=choice.settings, measured=measured)
+
+
+def explain_unused(reasons: list[str], request: Request, recipe: Recipe) -> None:
+    """Says that images without labels are not used, unless a reason says so."""
+    if any(reason.startswith("few labels") for reason in reasons):
+        return
+    why = "a training from scratch uses them only with joint.ratio above 0"
+    if request.asks_teacher is not None:
+        why = "a teacher teaches labelled images alone"
+    elif recipe.weights:
+        why = "a training from weights learns from labelled images alone"
+    reasons.append(f"few labels: images without labels are not used: {why}")
 
 
 def adapt_to_store(choice: auto.Choice, source: Source, requested: Mapping[str, Any]) -> None:

@@ -67,7 +67,12 @@ class Request:
     def lacks_labels(self) -> bool:
         """Whether some images have no label, and the caller does not say what to start from."""
         given = self.weights != AUTO or "weights" in self.settings
-        return not given and (self.labelled < 1 or self.labels == "partial")
+        return not given and self.has_unlabelled
+
+    @property
+    def has_unlabelled(self) -> bool:
+        """Whether the labels of some training images are missing or not used."""
+        return self.labelled < 1 or self.labels == "partial"
 
     def with_labels(self, labels: LabelKind | None) -> "Request":
         """The same request for data that was opened with such labels."""
