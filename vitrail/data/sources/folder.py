@@ -44,7 +44,7 @@ class FileSource:
     mtimes: NDArray[np.int64]
     ignored: dict[str, str]
     members: Members | None = None  # of a zip or a store
-    columns: Columns = Columns()  # of its tables
+    columns: Columns = field(default_factory=Columns)  # of its tables
     asked: LabelKind | None = None  # for which labels its tables were opened
     contents: ContentBuffer = field(default_factory=ContentBuffer, repr=False)
 
