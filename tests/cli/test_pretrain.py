@@ -28,6 +28,8 @@ def test_the_results_are_one_document_or_a_few_lines(backbone, capsys):
     assert document["probe"].keys() >= {"knn", "linear", "interval"}
     _, out, _ = call(capsys, "resume", backbone)
     assert "linear probe" in out and "random weights" in out and "--from" in out
+    low, high = document["probe"]["knn_interval"]
+    assert f"({100 * low:.1f} to {100 * high:.1f}); random weights" in out
 
 
 def test_a_pretraining_cannot_be_evaluated_and_says_what_can_be_done(backbone, capsys):

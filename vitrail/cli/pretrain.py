@@ -133,12 +133,18 @@ def print_quality(metrics: dict[str, Any], json: bool) -> None:
         random = probe["random"]
         linear, zero = (format_accuracy(one["linear"], one["interval"]) for one in (probe, random))
         print(f"linear probe {linear}; random weights {zero}")
-        print(f"k-NN {probe['knn']:.1%}; random weights {random['knn']:.1%}")
+        knn, zero = (
+            format_accuracy(one["knn"], one.get("knn_interval")) for one in (probe, random)
+        )
+        print(f"k-NN {knn}; random weights {zero}")
         for row in probe["trained"]:
+            learned = format_accuracy(row["accuracy"], row["interval"])
+            scratch = format_accuracy(row["scratch"], row["scratch_interval"])
             print(
-                f"{row['fraction']:.0%} of the labels, {probe['steps']} steps: "
-                f"{row['accuracy']:.1%}; from scratch {row['scratch']:.1%}"
+                f"{row['fraction']:.0%} of the labels, {probe['steps']} steps: {learned}; "
+                f"from scratch {scratch}"
             )
+        print("in parentheses: 95 % confidence intervals")
     if metrics["collapsed"]:
         print(f"warning: {metrics['collapsed']}")
     print(f"{metrics['steps']} steps in {metrics['seconds']:.0f} seconds")
