@@ -21,7 +21,7 @@ from vitrail.pretraining.joint import JointClassifier
 from vitrail.run import auto
 from vitrail.run.auto import DataSummary, choose_from_scratch
 from vitrail.run.build import make_learner
-from vitrail.run.design import design_from_scratch, requested_settings
+from vitrail.run.design import design_from_scratch, design_recipe, requested_settings
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict, settings_to_dict
 from vitrail.run.request import Request
@@ -67,6 +67,28 @@ def test_the_pretrained_weights_are_where_training_starts(pretrained, digits):
     mine, theirs = run.classifier.model, vitrail.load_backbone(pretrained).model
     difference = mine.blocks[0].mlp.fc1.weight - theirs.blocks[0].mlp.fc1.weight
     assert float(difference.detach().abs().max()) < 1e-6
+
+
+def test_16_bit_images_keep_their_range_after_a_pretraining_on_8_bit_ones(
+    pretrained, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        folder = tmp_path / "data" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{number}.npy", rng.integers(0, 60_000, (8, 8, 1)).astype(np.uint16))
+    source = vitrail.open_data(tmp_path / "data")
+    request = Request(data=str(tmp_path / "data"), weights=str(pretrained), minutes=1.0)
+    one, two = (design_recipe(source, request, torch.device("cpu"), n) for n in (1, 2))
+    assert one.recipe.preprocess.pixels == "uint16" and one.measured == ["mean", "std"]
+    epochs = [
+        float(line.split("about ")[1].split(" epochs")[0])
+        for design in (one, two)
+        for line in design.reasons
+        if " epochs expected" in line
+    ]
+    assert len(epochs) == 2 and epochs[1] > 1.5 * epochs[0]
 
 
 def test_a_part_that_learns_is_refused_after_a_pretraining(pretrained, digits):
@@ -234,6 +256,50 @@ def test_a_table_with_empty_labels_says_how_to_use_them(tmp_path, monkeypatch, d
     used = {others.ids[item] for item in np.flatnonzero(others.splits == "train")}
     held_out = {labelled.ids[item] for item in np.flatnonzero(labelled.splits != "train")}
     assert run.metrics["steps"] and len(used) > 40 and not used & held_out
+
+
+@pytest.fixture
+def partly_labelled(tmp_path, monkeypatch):
+    """A table of 60 images, 24 of them with a label, opened in Python."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    rng, lines = np.random.default_rng(0), ["file,kind"]
+    for number in range(60):
+        pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,{'ab'[number % 2] if number < 24 else ''}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    columns = {"path": "file", "label": "kind"}
+    return vitrail.open_data(tmp_path / "table.csv", columns=columns, labels="partial")
+
+
+def test_a_partly_labelled_source_from_python_resumes(
+    partly_labelled, stop_at, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("vitrail.run.plan.TRIAL", 0.0)
+    settings = {**PLAIN, "train": {"steps": 4, "batch": 4}, "data": {"workers": 0}}
+    stop_at(2)
+    with pytest.raises(Stopped):
+        vitrail.train(
+            partly_labelled, settings=settings, out=tmp_path / "out", report=False, quiet=True
+        )
+    monkeypatch.undo()
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    recipe = read_recipe(tmp_path / "out" / "recipe.toml")
+    assert recipe["data"]["labels"] == "partial" and recipe["joint"]["ratio"] == 2
+    assert recipe["data"]["columns"] == {"path": "file", "label": "kind"}
+    run = vitrail.resume(tmp_path / "out", report=False, quiet=True)
+    assert run.metrics["steps"] == 4
+
+
+def test_a_pretraining_on_a_partly_labelled_source_uses_all_rows(partly_labelled, tmp_path):
+    settings = {**TINY, "train": {"steps": 2, "batch": 8}}
+    run = vitrail.pretrain(
+        partly_labelled, settings=settings, out=tmp_path / "out", report=False, quiet=True
+    )
+    text = (run.folder / "recipe.toml").read_text()
+    assert int(text.split(" colour training images")[0].split()[-1]) > 40
+    (run.folder / "metrics.json").unlink()
+    assert vitrail.resume(run.folder, report=False, quiet=True).metrics["probe"]
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def equal(one, other):
 @pytest.mark.parametrize("method", ["masked", "views"])
 def test_a_pretraining_leaves_what_was_promised(unlabelled, method):
     done = unlabelled(method=method, settings=COMPARED if method == "masked" else TINY)
-    keys = ["run", "model", "method", "epochs", "steps", "seconds", "loss", "rank", "collapsed"]
-    assert list(done.metrics) == [*keys, "probe"]
+    keys = ["run", "model", "method", "epochs", "steps", "seconds", "loss", "rank", "random_rank"]
+    assert list(done.metrics) == [*keys, "collapsed", "probe"]
     assert json.loads((done.folder / "metrics.json").read_text()) == done.metrics
     assert done.metrics["probe"].keys() >= {"knn", "linear", "interval", "random"}
     fractions = [
@@ -356,6 +356,9 @@ def test_the_report_shows_what_was_learned(unlabelled):
     ):
         assert part in page
     assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "")
+    assert f"random weights, which is {done.metrics['random_rank']:.1f} (dashed)" in page
+    low, high = done.metrics["probe"]["knn_interval"]
+    assert f"({100 * low:.1f} to {100 * high:.1f})" in page and page.count("<small>") == 12
     figures = {path.stem for path in (done.folder / "figures").glob("*.png")}
     assert figures == {"loss", "rank", "knn", "colours", "rebuilt"}
     strips = sorted((done.folder / "rebuilt").glob("*.png"))
@@ -370,6 +373,37 @@ def test_the_report_of_an_unfinished_pretraining_says_so(unlabelled, stop_at, tm
         unlabelled()
     vitrail.report(tmp_path / "run")
     assert "Not finished: 5 of 30 steps" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_report_of_an_unfinished_pretraining_shows_a_collapse(unlabelled, monkeypatch):
+    done = unlabelled()
+    (done.folder / "metrics.json").unlink()
+    vitrail.report(done.folder)
+    assert "have collapsed" not in page_header(done.folder)
+    monkeypatch.setattr("vitrail.run.quality.COLLAPSED_RANK", 1000.0)
+    vitrail.report(done.folder)
+    assert "The features have collapsed" in page_header(done.folder)
+
+
+def page_header(folder):
+    return (folder / "report.html").read_text().partition("</header>")[0]
+
+
+def test_the_command_in_the_report_has_the_processes_of_the_run(unlabelled, monkeypatch):
+    monkeypatch.setattr(
+        "vitrail.run.storage.predictions.describe_machine", lambda: {"processes": 2}
+    )
+    done = unlabelled(report=True)
+    page = (done.folder / "report.html").read_text()
+    assert "torchrun --nproc-per-node 2 -m vitrail pretrain --recipe" in page
+
+
+def test_few_validation_images_cannot_tell_of_a_collapse(unlabelled, tree, capsys):
+    settings = {**TINY, "train": {"steps": 2, "batch": 8}}
+    done = unlabelled(data=tree, settings=settings, report=True, quiet=False)
+    note = "too few to tell from the effective rank whether the features have collapsed"
+    assert capsys.readouterr().err.count(note) == 1
+    assert note in (done.folder / "report.html").read_text()
 
 
 def test_pretrainings_are_compared_with_other_runs(unlabelled, digits):

@@ -25,7 +25,7 @@ from vitrail.pretraining.teacher import (
 )
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import read_recipe
-from vitrail.run.teacher import Teacher, convert_images, load_teacher
+from vitrail.run.teacher import Teacher, ask, compact, convert_images, load_teacher
 from vitrail.zoo.file import save_model
 
 FLIPS = {**SMALL, "data": {"workers": 0, "augment": {"flip": 0.5, "shift": 0.1}}}
@@ -169,6 +169,57 @@ def test_a_teacher_is_copied_without_labels(taught, digits, tmp_path):
     for change in ({"method": "teacher"}, {"settings": {"pretrain": {"method": "teacher"}}}):
         with pytest.raises(UserError, match="needs a teacher; give `teacher`"):
             vitrail.pretrain("digits", **change)
+
+
+def test_a_named_teacher_from_python_is_not_a_path(taught, stop_at, tmp_path, capsys):
+    teacher = Teacher(model=recognise, preprocess=VIEW, classes=DIGITS, name="resnet50")
+    run = taught(teacher=teacher)
+    assert read_recipe(run.folder / "recipe.toml")["teacher"]["weights"].startswith("callable:")
+    vitrail.train("digits", teacher=teacher, settings=FLIPS, out=tmp_path / "loud", report=False)
+    assert "teacher resnet50: predictions at temperature" in capsys.readouterr().err
+
+
+def test_a_teacher_in_training_mode_is_asked_in_evaluation_mode_and_left_as_it_was():
+    norm = torch.nn.BatchNorm1d(64)
+    model = torch.nn.Sequential(torch.nn.Flatten(), norm, torch.nn.Dropout(0.5))
+    teacher = Teacher(model=model, preprocess=VIEW)
+    answers = [ask(teacher, torch.ones(4, 1, 8, 8))[0] for _ in range(2)]
+    assert torch.equal(*answers) and model.training and norm.training
+    assert float(norm.running_mean.abs().max()) == 0.0
+
+
+def test_large_answers_are_stored_as_they_are():
+    small = torch.randn(20, 2, 10)
+    assert compact(small).dtype == torch.float16
+    for large in (1e6 + 1e5 * small, 5000 + small):
+        assert torch.equal(compact(large), large)
+
+
+def test_a_teacher_with_large_answers_teaches(taught):
+    def features(images):
+        return 1e6 + 1e5 * images.flatten(1)[:, :12]
+
+    settings = {**FLIPS, "train": {**FLIPS["train"], "steps": 3}}
+    assert taught(teacher=Teacher(model=features, preprocess=VIEW), settings=settings).metrics
+
+
+def test_images_without_labels_are_said_to_be_unused(taught, digits):
+    settings = {"train": {"steps": 1}, "data": {"workers": 0}}
+    start = digits("start", {**SMALL, "train": {"steps": 1, "batch": 64}})
+    runs = {
+        "a teacher teaches labelled": taught(labels_only=0.5, settings={**SMALL, **settings}),
+        "a training from weights learns": digits(
+            "tuned", settings, weights=start.folder, labels_only=0.5
+        ),
+        "only with joint.ratio above 0": digits(
+            "scratch", {**SMALL, **settings}, weights="none", labels_only=0.5
+        ),
+    }
+    for reason, run in runs.items():
+        text = (run.folder / "recipe.toml").read_text()
+        assert f"few labels: images without labels are not used: {reason}" in text.replace(
+            "a training from scratch uses them ", ""
+        )
 
 
 def test_a_model_of_timm_teaches_its_features(taught, monkeypatch):

@@ -63,5 +63,12 @@ def print_runs(comparison: "Comparison") -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, TABLE_WIDTH)
     console.print(table)
+    if features := comparison.feature_rows():
+        table = Table(*features[0], box=None, header_style="bold", pad_edge=False)
+        for row in features[1:]:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        console.print()
+        console.print(table)
+        console.print("losses are comparable only with the same data, method and its settings")
     for run in comparison.runs:
         console.print(f"{run.number}: {printable(run.verdict)}", markup=False)

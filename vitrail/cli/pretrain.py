@@ -1,6 +1,7 @@
 """`vitrail pretrain`: pretrains a backbone on images without labels."""
 
 import json as as_json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -130,13 +131,20 @@ def print_quality(metrics: dict[str, Any], json: bool) -> None:
     print(f"held-out loss {metrics['loss']:.4f}, effective rank {metrics['rank']:.1f}")
     if (probe := metrics["probe"]) is not None:
         random = probe["random"]
-        print(f"linear probe {describe_probe(probe)}; random weights {describe_probe(random)}")
-        print(f"k-NN {probe['knn']:.1%}; random weights {random['knn']:.1%}")
+        for name, key, bounds in (
+            ("linear probe", "linear", "interval"),
+            ("k-NN", "knn", "knn_interval"),
+        ):
+            ours, zero = (describe_score(one[key], one.get(bounds)) for one in (probe, random))
+            print(f"{name} {ours}; random weights {zero}")
         for row in probe["trained"]:
+            learned = describe_score(row["accuracy"], row["interval"])
+            scratch = describe_score(row["scratch"], row["scratch_interval"])
             print(
-                f"{row['fraction']:.0%} of the labels, {probe['steps']} steps: "
-                f"{row['accuracy']:.1%}; from scratch {row['scratch']:.1%}"
+                f"{row['fraction']:.0%} of the labels, {probe['steps']} steps: {learned}; "
+                f"from scratch {scratch}"
             )
+        print("in parentheses: 95% confidence intervals")
     if metrics["collapsed"]:
         print(f"warning: {metrics['collapsed']}")
     print(f"{metrics['steps']} steps in {metrics['seconds']:.0f} seconds")
@@ -146,7 +154,9 @@ def print_quality(metrics: dict[str, Any], json: bool) -> None:
     print(f"next: `vitrail train DATA --from {metrics['run']}`")
 
 
-def describe_probe(scores: dict[str, Any]) -> str:
-    """The accuracy of a linear probe with its interval: "91.3% (90.1% to 92.4%)"."""
-    low, high = scores["interval"]
-    return f"{scores['linear']:.1%} ({low:.1%} to {high:.1%})"
+def describe_score(accuracy: float, interval: Sequence[float] | None) -> str:
+    """An accuracy with its interval, if it has one: "91.3% (90.1% to 92.4%)"."""
+    if interval is None:
+        return f"{accuracy:.1%}"
+    low, high = interval
+    return f"{accuracy:.1%} ({low:.1%} to {high:.1%})"

@@ -1,6 +1,7 @@
 """Text for people to read: names without control characters, numbers with their units."""
 
 import unicodedata
+from collections.abc import Sequence
 
 ESCAPED_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, invisible, unassigned
 ROUNDING = 0.0005  # a fraction nearer than this to 0 or 1 rounds to "0.0 %" or "100.0 %"
@@ -34,10 +35,17 @@ def format_percent(fraction: float) -> str:
     return f"{100 * fraction:.{digits}f} %"
 
 
-def format_accuracy(accuracy: float, interval: tuple[float, float] | list[float]) -> str:
-    """An accuracy with its confidence interval: "91.3 % (90.1 to 92.4)"."""
+def format_accuracy(accuracy: float, interval: Sequence[float] | None) -> str:
+    """An accuracy with its confidence interval, if it has one: "91.3 % (90.1 to 92.4)"."""
+    if interval is None:
+        return f"{100 * accuracy:.1f} %"
+    return f"{100 * accuracy:.1f} % ({format_interval(interval)})"
+
+
+def format_interval(interval: Sequence[float]) -> str:
+    """ "90.1 to 92.4", in percent."""
     low, high = interval
-    return f"{100 * accuracy:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
 def format_duration(seconds: float) -> str:

@@ -135,6 +135,17 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     return math.exp(-(low + high) / 2)
 
 
+def two_proportions(first: float, second: float, images: int) -> float:
+    """P-value of the two-sided z-test for two accuracies, each on so many images.
+
+    It ignores which images are correct: where both are on the same ones, McNemar's test finds
+    smaller differences.
+    """
+    pooled = (first + second) / 2
+    error = math.sqrt(2 * pooled * (1 - pooled) / images)
+    return math.erfc(abs(first - second) / error / math.sqrt(2)) if error else 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Misclassification:
     """One image that the model gets wrong."""

@@ -98,7 +98,7 @@ def design_recipe(
     if start is None:
         choice = design_from_scratch(source, summary, request, requested, device, processes)
     else:
-        choice = design_fine_tuning(summary, request, requested, start, device)
+        choice = design_fine_tuning(summary, request, requested, start, device, processes)
     frozen = requested["train"].get("frozen", choice.settings["train"].get("frozen", 0))
     if (teacher := request.asks_teacher) is not None:
         name = teacher if isinstance(teacher, str) else CALLABLE
@@ -205,8 +205,22 @@ def compose_design(
         size = {"size": settings["vit"]["image"]}
         settings["preprocess"] = merge_settings(settings["preprocess"], size)
     recipe = settings_from_dict(Recipe, settings)
+    if request.method is None and request.has_unlabelled and not recipe.uses_unlabelled:
+        explain_unused(reasons, request, recipe)
     check_recipe(recipe, summary, processes)
     return Design(recipe=recipe, reasons=reasons, settings=choice.settings, measured=measured)
+
+
+def explain_unused(reasons: list[str], request: Request, recipe: Recipe) -> None:
+    """Says that images without labels are not used, unless a reason says so."""
+    if any(reason.startswith("few labels") for reason in reasons):
+        return
+    why = "a training from scratch uses them only with joint.ratio above 0"
+    if request.asks_teacher is not None:
+        why = "a teacher teaches labelled images alone"
+    elif recipe.weights:
+        why = "a training from weights learns from labelled images alone"
+    reasons.append(f"few labels: images without labels are not used: {why}")
 
 
 def adapt_to_store(choice: auto.Choice, source: Source, requested: Mapping[str, Any]) -> None:
@@ -449,6 +463,7 @@ def design_fine_tuning(
     requested: Mapping[str, Any],
     start: FoundWeights,
     device: torch.device,
+    processes: int,
 ) -> auto.Choice:
     train = requested["train"]
     adapted: list[str] = []
@@ -459,7 +474,9 @@ def design_fine_tuning(
     else:
         loaded = load_for_fine_tuning(summary, start.weights, request.settings)
         if loaded.metadata.pretraining is not None:
-            return design_from_own(summary, request, requested, loaded, start.weights, device)
+            return design_from_own(
+                summary, request, requested, loaded, start.weights, device, processes
+            )
         name = loaded.metadata.name or Path(start.weights).name
         vit, preprocess = loaded.model.config, loaded.preprocess
         adapted = loaded.report.adapted
@@ -494,6 +511,7 @@ def design_from_own(
     loaded: LoadedModel,
     weights: str,
     device: torch.device,
+    processes: int,
 ) -> auto.Choice:
     """The choice for weights of a pretraining: that from scratch, with lower rates."""
     if requested_tune(request) == AUTO or requested_tune(request) == "all":
@@ -507,9 +525,11 @@ def design_from_own(
             steps=train.get("steps", 0),
             batch=train.get("batch"),
             device=device.type,
+            processes=processes,
         )
         assert loaded.preprocess is not None
         adapt_to_own_weights(choice, loaded.metadata, loaded.preprocess)
+        adopt_pixels(choice, summary, loaded.report.adapted)
         start_from_probe(choice, summary, loaded.model.config, request.minutes, device)
         choice.settings["weights"] = weights
         return choice

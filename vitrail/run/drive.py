@@ -198,7 +198,7 @@ class Driver:
         random_rank = self.progress.random_rank or 0.0
         if (collapse := describe_collapse(scores, method, images, random_rank)) is not None:
             self.recorder.print(f"warning: {collapse}")
-        return scores
+        return {**scores, "random_rank": random_rank}
 
     def evaluate_start(self) -> None:
         """Evaluates the linear probe: the run keeps it if nothing later is better."""

@@ -14,6 +14,7 @@ from vitrail.run.progress import Progress
 from vitrail.run.quality import (
     adapt_backbone,
     describe_collapse,
+    describe_few_images,
     evaluate_pretraining,
     measure_random_rank,
     probe_backbone,
@@ -48,11 +49,13 @@ def complete_pretraining(
     metadata |= {"classes": None, "pretraining": method}
     if progress.random_rank is None:
         progress.random_rank = measure_random_rank(recipe, learner, loader, world)
+    images = len(split_indices(loader.source, "val"))
+    if (warning := describe_few_images(images)) is not None:
+        Terminal(quiet=options.quiet).print(warning)
     with open_recorder(folder, recipe, progress, metadata, options, world) as recorder:
         Driver(folder, recipe, loader, learner, progress, recorder, world).drive()
     backbone = adapt_backbone(learner, loader)
     scores = evaluate_pretraining(recipe, learner, backbone, loader, world)
-    images = len(split_indices(loader.source, "val"))
     metrics = {
         "run": str(folder),
         "model": recipe.model,
@@ -62,6 +65,7 @@ def complete_pretraining(
         "seconds": round(progress.seconds, 1),
         "loss": scores["val_loss"],
         "rank": scores["val_rank"],
+        "random_rank": progress.random_rank,
         "collapsed": describe_collapse(scores, method, images, progress.random_rank),
     }
     metrics = world.on_slow_leader(

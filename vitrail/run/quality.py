@@ -16,6 +16,7 @@ from vitrail.data.source import (
     is_multi_label,
     split_indices,
 )
+from vitrail.display.text import format_count
 from vitrail.evaluation.features import effective_rank, neighbour_accuracy, relative_spread
 from vitrail.evaluation.metrics import wilson_interval
 from vitrail.heads.knn import NearestNeighbours
@@ -117,6 +118,16 @@ def describe_collapse(
     )
 
 
+def describe_few_images(images: int) -> str | None:
+    """What the effective rank of so few validation images cannot tell; None if it can."""
+    if images >= RANKED_IMAGES:
+        return None
+    return (
+        f"{format_count(images, 'validation image')}: too few to tell from the effective rank "
+        f"whether the features have collapsed; give {RANKED_IMAGES} or more"
+    )
+
+
 def can_probe(loader: Loader) -> bool:
     """Whether images have one label each, so that a classifier can measure the features."""
     source = loader.source
@@ -205,6 +216,7 @@ def probe_features(backbone: ViT, loader: Loader) -> dict[str, Any]:
     linear = rows[-1]
     return {
         "knn": knn,
+        "knn_interval": list(wilson_interval(knn, len(val.labels))),
         "linear": linear["accuracy"],
         "interval": linear["interval"],
         "images": len(val.labels),

@@ -7,10 +7,17 @@ from typing import Any
 
 from vitrail import files
 from vitrail.data.config import Columns, LabelKind
-from vitrail.data.source import Source, Split
+from vitrail.data.source import Source, Split, label_kind
 from vitrail.errors import UserError
 from vitrail.pretraining.config import Method
-from vitrail.run.recipe import Recipe, check_settings, data_settings, merge_settings, read_recipe
+from vitrail.run.recipe import (
+    Recipe,
+    check_settings,
+    data_settings,
+    merge_settings,
+    read_recipe,
+    settings_to_dict,
+)
 from vitrail.run.teacher import Teacher
 from vitrail.training.distributed import World
 
@@ -61,7 +68,12 @@ class Request:
     def lacks_labels(self) -> bool:
         """Whether some images have no label, and the caller does not say what to start from."""
         given = self.weights != AUTO or "weights" in self.settings
-        return not given and (self.labelled < 1 or self.labels == "partial")
+        return not given and self.has_unlabelled
+
+    @property
+    def has_unlabelled(self) -> bool:
+        """Whether the labels of some training images are missing or not used."""
+        return self.labelled < 1 or self.labels == "partial"
 
     def with_labels(self, labels: LabelKind | None) -> "Request":
         """The same request for data that was opened with such labels."""
@@ -69,6 +81,22 @@ class Request:
             return self
         data = {**self.settings.get("data", {}), "labels": labels}
         return replace(self, settings={**self.settings, "data": data})
+
+    def opened_as(self, source: Source) -> "Request":
+        """The same request, with the labels and columns that a source from Python has.
+
+        A resume opens the path again, and needs them.
+        """
+        kind = label_kind(source)
+        labels = getattr(source, "asked", None) or (None if kind == "single" else kind)
+        columns = settings_to_dict(getattr(source, "columns", Columns()))
+        plain = settings_to_dict(Columns())
+        named = {name: value for name, value in columns.items() if value != plain.get(name)}
+        request = self.with_labels(labels)
+        if not named:
+            return request
+        data = {**request.settings.get("data", {}), "columns": named}
+        return replace(request, settings={**request.settings, "data": data})
 
     @property
     def asks_teacher(self) -> str | Teacher | None:

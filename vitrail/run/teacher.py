@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.arguments import check_fields
@@ -24,6 +25,7 @@ from vitrail.data.sources.places import cache_folder
 from vitrail.data.split import hash_items
 from vitrail.display.progress import progress_bar
 from vitrail.errors import UserError
+from vitrail.evaluation.loop import eval_mode
 from vitrail.evaluation.metrics import fit_temperature
 from vitrail.heads.features import hash_weights, read_feature_cache, write_feature_cache
 from vitrail.model.vit import ViT
@@ -34,7 +36,8 @@ from vitrail.training.distributed import World
 from vitrail.zoo.load import load_weights
 
 SOFTENING = 4.0  # temperature of the answers, times the one that calibrates them
-CACHE_VERSION = 3  # part of every cache key
+CACHE_VERSION = 4  # part of every cache key
+ROUNDING = 0.01  # of the standard deviation of the answers; more is not stored as float16
 BATCH = 64
 SLOW_DEVICES = ("cpu",)  # on which the teacher answers once for each image, not for each view
 REGIONS = 4  # per side of an image, whose tokens are compared: 256 numbers, not all tokens, cached
@@ -65,7 +68,7 @@ class Teacher:
     model: Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]
     preprocess: Preprocess | Mapping[str, Any]
     classes: Sequence[str] | None = None
-    name: str = ""  # where it was loaded from; empty: given in Python
+    name: str = ""  # shown when the training starts
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -80,6 +83,13 @@ class Teacher:
         if isinstance(self.preprocess, Preprocess):
             return self.preprocess
         return Preprocess.from_dict(self.preprocess)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoadedTeacher(Teacher):
+    """A teacher that a resume can load again."""
+
+    weights: str  # run, weight file or folder, or "timm:NAME"
 
 
 def open_teacher(asked: str | Teacher | None, recipe: Recipe, source: Source) -> Teacher | None:
@@ -107,7 +117,7 @@ def open_teacher(asked: str | Teacher | None, recipe: Recipe, source: Source) ->
     return teacher
 
 
-def load_teacher(path: str | Path, source: Source, features: bool = False) -> Teacher:
+def load_teacher(path: str | Path, source: Source, features: bool = False) -> LoadedTeacher:
     """A run, weights that the zoo reads, or "timm:NAME".
 
     It answers if it has the classes of the data; else, or with `features`, those are learned.
@@ -120,18 +130,20 @@ def load_teacher(path: str | Path, source: Source, features: bool = False) -> Te
             f"the teacher {path} does not say how its images were normalised; give it in Python as "
             f"`vitrail.Teacher`, with its preprocessing"
         )
-    model, classes, path = loaded.model.eval(), loaded.classes, locate_weights(str(path))
+    model, classes, weights = loaded.model.eval(), loaded.classes, locate_weights(str(path))
     if not features and classes is not None and set(classes) == set(source.classes):
         if loaded.metadata.labels == "multi":
             raise UserError(
                 f"the teacher {path} predicts any number of labels for an image; give one that "
                 f"was trained with one label for each"
             )
-        return Teacher(model=model, preprocess=loaded.preprocess, classes=classes, name=str(path))
-    return Teacher(model=PooledFeatures(model), preprocess=loaded.preprocess, name=str(path))
+        return LoadedTeacher(
+            model=model, preprocess=loaded.preprocess, classes=classes, weights=weights
+        )
+    return LoadedTeacher(model=PooledFeatures(model), preprocess=loaded.preprocess, weights=weights)
 
 
-def load_timm_teacher(name: str) -> Teacher:
+def load_timm_teacher(name: str) -> LoadedTeacher:
     """A pretrained model of timm, of any architecture; its features are learned."""
     try:
         timm, data = import_module("timm"), import_module("timm.data")
@@ -155,10 +167,10 @@ def load_timm_teacher(name: str) -> Teacher:
         std=config["std"],
         channels=config["input_size"][0],
     )
-    return Teacher(model=TimmFeatures(model.eval()), preprocess=preprocess, name=name)
+    return LoadedTeacher(model=TimmFeatures(model.eval()), preprocess=preprocess, weights=name)
 
 
-class TimmFeatures(torch.nn.Module):
+class TimmFeatures(nn.Module):
     """What the head of a model of timm reads, and the feature map behind it, if it has one."""
 
     def __init__(self, model: Any):
@@ -176,7 +188,7 @@ class TimmFeatures(torch.nn.Module):
         return features, x.permute(0, 3, 1, 2) if channels_last else x
 
 
-class PooledFeatures(torch.nn.Module):
+class PooledFeatures(nn.Module):
     """What the head of a ViT reads, and its patch tokens as a feature map."""
 
     def __init__(self, backbone: ViT):
@@ -210,23 +222,25 @@ def describe_teacher(
 
     Computes and caches all answers, unless the teacher sees the views: then only those needed here.
     """
-    source, name = loader.source, teacher.name
-    if watches(recipe, name or CALLABLE, loader.device):
+    source = loader.source
+    weights = teacher.weights if isinstance(teacher, LoadedTeacher) else CALLABLE
+    if watches(recipe, weights, loader.device):
         limit = BATCH if teacher.classes is None or temperature else None
         found = answer_validation(teacher, teacher_loader(teacher, loader), limit)
     else:
         key = answers_key(teacher, source)
         found = compute_answers(teacher, loader, key)
-        name = name or f"{CALLABLE}{key}"
+        if weights == CALLABLE:
+            weights += key
     if teacher.classes is None:
         regions = int(found["regions"].item())  # the cache stores it with one axis
         features = found["val"].shape[1] - regions**4
-        return TeacherConfig(weights=name, features=features, regions=regions)
+        return TeacherConfig(weights=weights, features=features, regions=regions)
     if temperature is None:
         val = torch.from_numpy(found["val"])
         labels = torch.from_numpy(source.labels[found["val_items"]])
         temperature = round(SOFTENING * (fit_temperature(val, labels) if len(val) else 1.0), 3)
-    return TeacherConfig(weights=name, temperature=temperature)
+    return TeacherConfig(weights=weights, temperature=temperature)
 
 
 def attach_teacher(recipe: Recipe, loader: Loader, world: World) -> None:
@@ -277,7 +291,7 @@ def watches(recipe: Recipe, weights: str, device: torch.device) -> bool:
 
 def watch_views(teacher: Teacher, loader: Loader) -> Callable[[Batch], Tensor]:
     """Asks the teacher about the same augmented images that the student sees."""
-    assert isinstance(teacher.model, torch.nn.Module)
+    assert isinstance(teacher.model, nn.Module)
     teacher.model.to(loader.device)
     theirs, ours = teacher.settings, loader.preprocess
 
@@ -380,7 +394,7 @@ def teacher_loader(teacher: Teacher, loader: Loader) -> Loader:
     A callable that was given in Python gets them on the CPU.
     """
     device = torch.device("cpu")
-    if teacher.name and isinstance(teacher.model, torch.nn.Module):
+    if isinstance(teacher, LoadedTeacher) and isinstance(teacher.model, nn.Module):
         device = loader.device
         teacher.model.to(device)
     return Loader(
@@ -409,13 +423,20 @@ def compute_answers(teacher: Teacher, student: Loader, key: str) -> dict[str, ND
             items.append(batch.items)
             advance(len(batch.items))
     found: dict[str, NDArray[Any]] = {
-        "answers": torch.cat(rows).half().numpy(),
+        "answers": compact(torch.cat(rows)).numpy(),
         "items": np.concatenate(items),
         "images": np.frombuffer(hash_images(source), np.uint8),
         **answer_validation(teacher, loader),
     }
     write_feature_cache(answers_path(key), found)
     return found
+
+
+def compact(answers: Tensor) -> Tensor:
+    """As float16, unless that rounds too much: large answers may differ by little, or overflow."""
+    half = answers.half()
+    change = (half.float() - answers).abs().amax()
+    return half if change <= ROUNDING * answers.std() else answers
 
 
 def answer_validation(
@@ -451,7 +472,11 @@ def ask(teacher: Teacher, images: Tensor) -> tuple[Tensor, int]:
 
     Logits; or features and behind them, with a feature map, the similarities of its regions.
     """
-    answers, maps = teacher.model(images), None
+    mode: AbstractContextManager[None] = nullcontext()
+    if isinstance(teacher.model, nn.Module):
+        mode = eval_mode(teacher.model)
+    with mode:
+        answers, maps = teacher.model(images), None
     if isinstance(answers, tuple) and len(answers) == 2 and teacher.classes is None:
         answers, maps = answers
     wanted = len(teacher.classes) if teacher.classes is not None else None

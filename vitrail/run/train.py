@@ -202,11 +202,12 @@ def open_source(
     request: Request, opened: Source | None, world: World
 ) -> tuple[Source, Request, list[str]]:
     """The data of a run, the request with the labels that it has, and reasons."""
+    if opened is not None:
+        request = request.opened_as(opened)
     if request.method is not None:
-        if opened is None:
+        if opened is None or getattr(opened, "asked", None) == "partial":  # lacks unlabelled rows
             return open_for_pretraining(request, world)
-        kind = label_kind(opened)
-        return opened, request.with_labels(None if kind == "single" else kind), []
+        return opened, request, []
     if opened is not None:
         return keep_labels(opened, request.labelled), request, []
     source = open_on_all_ranks(
@@ -247,7 +248,9 @@ def ask_teacher(
     what = f"features of width {config.features}"
     if not config.features:
         what = f"predictions at temperature {config.temperature:g}, half of the loss"
-    name = "given in Python" if config.weights.startswith(CALLABLE) else config.weights
+    name = config.weights
+    if name.startswith(CALLABLE):
+        name = (teacher.name if teacher is not None else "") or "given in Python"
     terminal.print(f"teacher {name}: {what}")
     recipe = replace(recipe, teacher=config)
     attach_teacher(recipe, loader, world)

@@ -1,5 +1,7 @@
 """Runs compared: which is better, and whether the difference is significant."""
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace as Namespace
 
 import pytest
@@ -7,7 +9,8 @@ import torch
 
 from tests.run.fabricated import images, write_run
 from vitrail.errors import UserError
-from vitrail.evaluation.metrics import mcnemar
+from vitrail.evaluation.metrics import mcnemar, two_proportions, wilson_interval
+from vitrail.pretraining.config import PretrainConfig
 from vitrail.run.report.compare import compare, list_charts, render_comparison
 from vitrail.run.storage import predictions
 
@@ -103,9 +106,11 @@ def test_the_page_is_offline_and_names_every_run(runs):
 def test_only_losses_of_the_same_kind_share_a_chart():
     keys = {"val_loss": 0.5, "val_accuracy": 0.9, "seconds": 1.0}
     runs = []
-    for number, method in enumerate((None, "masked", "views", "masked"), 1):
-        recipe = Namespace(pretrain=method and Namespace(method=method))
-        line = keys if method is None else {"val_loss": 0.5, "val_rank": 4.0, "seconds": 1.0}
+    masked, views = PretrainConfig(hog=0.9), PretrainConfig(method="views")
+    configs = (None, masked, views, replace(masked, decoder_depth=3), replace(masked, mask=0.6))
+    for number, config in enumerate(configs, 1):
+        recipe = Namespace(pretrain=config)
+        line = keys if config is None else {"val_loss": 0.5, "val_rank": 4.0, "seconds": 1.0}
         runs.append(Namespace(number=number, record=Namespace(recipe=recipe, epochs=[line])))
     charts = {
         caption: "".join(curve.label for curve in chart.curves)
@@ -114,10 +119,11 @@ def test_only_losses_of_the_same_kind_share_a_chart():
     assert charts == {
         "Validation accuracy.": "1",
         "Validation loss.": "1",
-        "Held-out loss of pretraining, method masked.": "24",
-        "Held-out loss of pretraining, method views.": "3",
+        "Held-out loss of pretraining, method masked, mask 0.75, hog 0.9.": "24",
+        "Held-out loss of pretraining, method views, 4 views and 0 local ones.": "3",
+        "Held-out loss of pretraining, method masked, mask 0.6, hog 0.9.": "5",
         "k-NN accuracy of pretrained features.": "",
-        "Effective rank of pretrained features.": "234",
+        "Effective rank of pretrained features.": "2345",
     }
 
 
@@ -144,6 +150,49 @@ def test_the_document_has_an_entry_for_each_run(runs):
     good, _, bad = compare(*runs).to_dict()["runs"]
     assert good["against"] is None and good["run"] == str(runs[0])
     assert list(bad["against"]) == ["to", "points", "p", "images", "more_than_chance"]
+
+
+@pytest.fixture
+def pretrainings(tmp_path, source):
+    """Two pretrainings on the same data, and one on other data: `linear` is the only difference."""
+    folders = []
+    for name, linear, data in (("a", 0.9, "x"), ("b", 0.5, "x"), ("c", 0.7, "y")):
+        folder = write_run(tmp_path / name, source)
+        interval = list(wilson_interval(linear, 60))
+        row = {"fraction": 0.1, "labels": 9, "accuracy": 0.4, "interval": interval}
+        probe = {"knn": 0.8, "knn_interval": interval, "linear": linear, "interval": interval}
+        probe |= {"images": 60, "fractions": [row], "trained": [], "steps": 0}
+        numbers = {"run": str(folder), "model": "Nano/4", "epochs": 3, "steps": 60, "seconds": 9}
+        numbers |= {"method": "masked", "loss": 0.3, "rank": 7.0, "probe": probe}
+        (folder / "metrics.json").write_text(json.dumps(numbers))
+        (folder / ".data").write_text(f"{data}\n")
+        folders.append(folder)
+    return folders
+
+
+def test_pretrainings_are_compared_by_their_probes(pretrainings):
+    comparison = compare(*pretrainings)
+    good, bad, alone = comparison.runs
+    assert "the highest of the 2 pretrainings with these images" in good.verdict
+    assert good.difference is None and bad.difference.to == str(pretrainings[0])
+    assert bad.difference.more_than_chance and bad.difference.images == 60
+    assert "40.0 percentage points below" in bad.verdict and "predictions of probes" in bad.verdict
+    assert "the only pretraining with these validation images" in alone.verdict
+    rows = dict((row[0], row[1:]) for row in comparison.feature_rows())
+    assert rows["linear probe"][1] == "50.0 % (37.7 to 62.3)"
+    assert rows["k-NN"] and rows["linear probe, 10 % of the labels"]
+    text, html = repr(comparison), render_comparison(comparison)
+    for part in ("held-out loss", "effective rank", "k-NN", "linear probe, 10 % of the labels"):
+        assert part in text and part in html and part in comparison._repr_html_()
+    assert "McNemar's exact test" not in html and "two proportions" in html
+    against = comparison.to_dict()["runs"][1]["against"]
+    assert list(against) == ["to", "points", "p", "images", "more_than_chance"]
+
+
+def test_equal_accuracies_do_not_differ_by_two_proportions():
+    assert two_proportions(0.5, 0.5, 10) == 1.0 == two_proportions(1.0, 1.0, 10)
+    assert two_proportions(0.5, 0.6, 100) == pytest.approx(0.1552, abs=1e-4)
+    assert two_proportions(0.5, 0.6, 10_000) < 1e-6
 
 
 def test_a_page_can_be_written(runs, tmp_path):

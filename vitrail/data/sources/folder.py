@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.config import LabelKind
+from vitrail.data.config import Columns, LabelKind
 from vitrail.data.image import READABLE, read_file
 from vitrail.data.reading.contents import ContentBuffer
 from vitrail.data.source import UNLABELLED, Item, Source, has_label
@@ -44,6 +44,8 @@ class FileSource:
     mtimes: NDArray[np.int64]
     ignored: dict[str, str]
     members: Members | None = None  # of a zip or a store
+    columns: Columns = field(default_factory=Columns)  # of its tables
+    asked: LabelKind | None = None  # for which labels its tables were opened
     contents: ContentBuffer = field(default_factory=ContentBuffer, repr=False)
 
     def __len__(self) -> int:

@@ -112,6 +112,8 @@ def open_tables(
         mtimes=np.array(reader.mtimes, np.int64),
         ignored={},
         members=tree.locate(ids),
+        columns=columns,
+        asked=labels,
     )
     return assign_splits(source, split=split, progress=progress)
 

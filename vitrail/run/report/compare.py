@@ -15,7 +15,9 @@ from vitrail.display.text import format_accuracy, format_count, printable
 from vitrail.errors import UserError
 from vitrail.evaluation import metrics
 from vitrail.model.cost import count_parameters
+from vitrail.run.recipe import Recipe
 from vitrail.run.result import Run
+from vitrail.run.storage.folder import DATA
 from vitrail.run.storage.record import Record, read_run
 
 if TYPE_CHECKING:
@@ -35,18 +37,22 @@ COLUMNS = (
     "test accuracy",
 )
 FEATURES = ("method", "loss", "rank", "probe")  # results of a pretraining
+UNPAIRED = "test of two proportions, as the predictions of probes are not stored"
 COLOURS, STYLES = ("blue", "ruby", "green", "amber", "violet"), ("-", "--", ":", "-.")
 MAX_SECONDS = 180  # of training; curves of longer runs are drawn over minutes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How far a run is behind the best run on the same test images."""
+    """How far a run is behind the best run on the same images.
+
+    Pretrainings are compared by their linear probes, on validation images.
+    """
 
     to: str  # folder of that run
-    points: float  # by which that run's test accuracy is higher, from 0 to 1
-    p: float | None  # p-value of McNemar's test; None without the same images
-    images: int  # in that test
+    points: float  # by which that run's accuracy is higher, from 0 to 1
+    p: float | None  # p-value of McNemar's test, or for probes of the test of two proportions
+    images: int  # in that test; without the same images 0, and `p` is None
     more_than_chance: bool | None  # whether the difference is significant
 
 
@@ -121,26 +127,46 @@ class Comparison:
         """
         files.write_file(path, render_comparison(self))
 
+    def feature_rows(self) -> list[list[str]]:
+        """A table of what the pretrainings reached, a column for each; empty without any.
+
+        >>> vitrail.compare("runs/digits-1", "runs/digits-2").feature_rows()
+        []
+        """
+        return list_features(self.runs)
+
     def __repr__(self) -> str:
-        rows = [COLUMNS, *(tuple(map(printable, run.to_row())) for run in self.runs)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines = align_columns([COLUMNS, *(run.to_row() for run in self.runs)])
+        lines += align_columns(self.feature_rows())
         lines += [f"{run.number}: {printable(run.verdict)}" for run in self.runs]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-        rows = "".join(
-            "<tr>"
-            + "".join(f"<td>{escape(printable(cell))}</td>" for cell in run.to_row())
-            + "</tr>"
-            for run in self.runs
-        )
+        tables = [[COLUMNS, *(run.to_row() for run in self.runs)], self.feature_rows()]
         verdicts = "".join(f"<li>{escape(printable(run.verdict))}</li>" for run in self.runs)
-        return f"<table><tr>{head}</tr>{rows}</table><ol>{verdicts}</ol>"
+        return f"{''.join(map(make_table, tables))}<ol>{verdicts}</ol>"
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def make_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table as HTML, with its first row as the head; empty without rows."""
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(printable(name))}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(printable(cell))}</td>" for cell in row) + "</tr>"
+        for row in rows[1:]
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 @check_arguments
@@ -148,7 +174,8 @@ def compare(*runs: str | Path | Run) -> Comparison:
     """Compares at least two runs, each with the best run on the same test images.
 
     A run is a folder or what `vitrail.train` returned. Whether accuracies differ significantly is
-    decided by McNemar's exact test; it says nothing about other random seeds.
+    decided by McNemar's exact test; it says nothing about other random seeds. Pretrainings are
+    compared by their linear probes on the same validation images, with the test of two proportions.
 
     >>> vitrail.compare("runs/digits-1", "runs/digits-2").runs[0].number
     1
@@ -163,7 +190,10 @@ def compare(*runs: str | Path | Run) -> Comparison:
     evaluated = [record for record in records if record.metrics and record.metrics.get("test")]
     compared = []
     for number, record in enumerate(records, 1):
-        difference, verdict = compare_with_best(record, evaluated)
+        if record.metrics is not None and "method" in record.metrics:
+            difference, verdict = compare_probes(record, records)
+        else:
+            difference, verdict = compare_with_best(record, evaluated)
         compared.append(
             ComparedRun(
                 record=record,
@@ -180,8 +210,6 @@ def compare_with_best(record: Record, evaluated: list[Record]) -> tuple[Differen
     """The difference to the best comparable run, if there is one, and a verdict in words."""
     if record.metrics is None:
         return None, "is not finished; continue it with `vitrail resume`"
-    if "method" in record.metrics:
-        return None, describe_features(record.metrics)
     if not record.metrics["test"]:
         return None, "has no test images, so it cannot be compared"
     comparable = comparable_runs(record, evaluated)
@@ -203,6 +231,87 @@ def describe_features(numbers: dict[str, Any]) -> str:
     if probe is None:
         return f"{rank}, held-out loss {numbers['loss']:.4f}"
     return f"{rank}, linear probe {format_accuracy(probe['linear'], probe['interval'])}"
+
+
+def compare_probes(record: Record, records: list[Record]) -> tuple[Difference | None, str]:
+    """The difference to the best linear probe on the same validation images, and a verdict."""
+    assert record.metrics is not None
+    summary, checksum = describe_features(record.metrics), checksum_data(record)
+    if record.metrics["probe"] is None:
+        return None, summary
+    probed = [other for other in records if other.metrics and other.metrics.get("probe")]
+    same = [other for other in probed if checksum and checksum_data(other) == checksum]
+    if len(probed) == 1:
+        return None, summary
+    if len(same) < 2:
+        return None, f"{summary}; the only pretraining with these validation images"
+    best = max(same, key=accuracy_of_probe)
+    if record is best:
+        return None, f"{summary}, the highest of the {len(same)} pretrainings with these images"
+    difference = measure_probes(record, best, len(same) - 1)
+    assert difference.p is not None
+    result = describe_result(difference.more_than_chance)
+    return difference, (
+        f"{summary}, {100 * difference.points:.1f} percentage points below {best.folder}; "
+        f"{result}: {describe_p_value(difference.p)}, on the same {difference.images:,} "
+        f"validation images ({UNPAIRED})"
+    )
+
+
+def measure_probes(record: Record, best: Record, comparisons: int) -> Difference:
+    """How two linear probes differ; several comparisons share the significance level."""
+    assert record.metrics is not None
+    ours, theirs = accuracy_of_probe(record), accuracy_of_probe(best)
+    images = int(record.metrics["probe"]["images"])
+    p = metrics.two_proportions(ours, theirs, images)
+    return Difference(
+        to=str(best.folder),
+        points=theirs - ours,
+        p=p,
+        images=images,
+        more_than_chance=p < SIGNIFICANCE / comparisons,
+    )
+
+
+def accuracy_of_probe(record: Record) -> float:
+    return float(record.metrics["probe"]["linear"]) if record.metrics else 0.0
+
+
+def checksum_data(record: Record) -> str | None:
+    """The checksum of the images, labels and splits of a run; None if its file is missing."""
+    path = record.folder / DATA
+    return path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else None
+
+
+def list_features(runs: Sequence[ComparedRun]) -> list[list[str]]:
+    """Rows of what the finished pretrainings reached; the first row has the numbers of the runs."""
+    pairs = [(run, run.record.metrics) for run in runs]
+    done = [(run, numbers) for run, numbers in pairs if numbers and "method" in numbers]
+    if not done:
+        return []
+    rows = [["pretraining", *(str(run.number) for run, _ in done)]]
+    rows.append(["method", *(str(numbers["method"]) for _, numbers in done)])
+    rows.append(["held-out loss", *(f"{numbers['loss']:.4f}" for _, numbers in done)])
+    rows.append(["effective rank", *(f"{numbers['rank']:.1f}" for _, numbers in done)])
+    scores = [score_probe(numbers["probe"]) for _, numbers in done]
+    names = dict.fromkeys(name for score in scores for name in score)
+    return rows + [[name, *(score.get(name, "-") for score in scores)] for name in names]
+
+
+def score_probe(probe: dict[str, Any] | None) -> dict[str, str]:
+    """The accuracies that measure features, by name; empty without labels."""
+    if probe is None:
+        return {}
+    scores = {
+        "k-NN": format_accuracy(probe["knn"], probe.get("knn_interval")),
+        "linear probe": format_accuracy(probe["linear"], probe["interval"]),
+    }
+    for kind, start in (("fractions", "linear probe"), ("trained", "all weights trained")):
+        for row in probe.get(kind, []):
+            if kind == "trained" or row["fraction"] < 1:
+                name = f"{start}, {100 * row['fraction']:.0f} % of the labels"
+                scores[name] = format_accuracy(row["accuracy"], row["interval"])
+    return scores
 
 
 def accuracy_on_test(record: Record) -> float:
@@ -246,7 +355,7 @@ def measure_difference(record: Record, best: Record, comparisons: int) -> tuple[
         p = metrics.mcnemar(a.correct, b.correct, torch.ones(len(a), dtype=torch.bool))
         level = SIGNIFICANCE / comparisons
         images, significant = len(a), p < level
-        result = "a significant difference" if significant else "not a significant difference"
+        result = describe_result(significant)
         detail = f"{result}: {describe_p_value(p)}, on the same {images:,} test images"
         if comparisons > 1:
             detail += f" ({comparisons} comparisons: significant below {level:.2g})"
@@ -254,6 +363,10 @@ def measure_difference(record: Record, best: Record, comparisons: int) -> tuple[
         to=str(best.folder), points=points, p=p, images=images, more_than_chance=significant
     )
     return difference, f"{summary}; {detail}"
+
+
+def describe_result(significant: bool | None) -> str:
+    return "a significant difference" if significant else "not a significant difference"
 
 
 def describe_p_value(p: float) -> str:
@@ -275,23 +388,40 @@ def render_comparison(comparison: Comparison) -> str:
     ]
     template = load_templates(Path(__file__).parent).get_template("compare.html")
     return template.render(
-        version=__version__, runs=comparison.runs, charts=charts, columns=COLUMNS
+        version=__version__,
+        runs=comparison.runs,
+        charts=charts,
+        columns=COLUMNS,
+        features=comparison.feature_rows(),
+        trained=any("method" not in (run.record.metrics or {}) for run in comparison.runs),
     )
 
 
 def list_charts(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, "Chart"]]:
     """The learning curves with their captions; losses share a chart only if they are comparable."""
     yield "Validation accuracy.", learning_curves(runs, "val_accuracy", "accuracy")
-    configs = [run.record.recipe.pretrain for run in runs]
-    methods = [None if config is None else config.method for config in configs]
-    for method in dict.fromkeys(methods):
-        caption = (
-            f"Held-out loss of pretraining, method {method}." if method else "Validation loss."
-        )
-        same = [run for run, other in zip(runs, methods, strict=True) if other == method]
+    kinds = [describe_loss(run.record.recipe) for run in runs]
+    for kind in dict.fromkeys(kinds):
+        caption = f"Held-out loss of pretraining, {kind}." if kind else "Validation loss."
+        same = [run for run, other in zip(runs, kinds, strict=True) if other == kind]
         yield caption, learning_curves(same, "val_loss", "loss")
     yield "k-NN accuracy of pretrained features.", learning_curves(runs, "val_knn", "accuracy")
     yield "Effective rank of pretrained features.", learning_curves(runs, "val_rank", "rank")
+
+
+def describe_loss(recipe: Recipe) -> str:
+    """The method and what its loss depends on; equal for comparable losses, "" with labels."""
+    config = recipe.pretrain
+    if config is None:
+        return ""
+    kind = f"method {config.method}"
+    if config.method == "masked":
+        kind += f", mask {config.mask:g}, hog {config.hog:g}{', normalised' * config.normalise}"
+    elif config.method == "views":
+        kind += f", {config.views} views and {config.local_views} local ones"
+    elif recipe.teacher is not None:
+        kind += f" {recipe.teacher.weights}"
+    return kind
 
 
 def learning_curves(runs: Sequence[ComparedRun], key: str, label: str) -> "Chart":

@@ -155,7 +155,7 @@ def write_pretraining_report(
     for figure in drawn.values():
         paths.append(record.folder / FIGURES / f"{figure.name}.png")
         files.write_file(paths[-1], figure.png)
-    command = reproduction_command(record)
+    command = reproduction_command(record, trained[1].environment if trained else {})
     page = render_pretraining(record, source, missing, drawn, samples, command)
     path = record.folder / REPORT
     files.write_file(path, page)

@@ -2,6 +2,7 @@
 
 import io
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -99,7 +100,7 @@ def render_report(
             reasons=record.reasons,
             settings=recipe_to_toml(record.recipe),
             environment=describe_provenance(record, predictions),
-            command=reproduction_command(record),
+            command=reproduction_command(record, read_environment(record.predictions)),
             augments=augment != Augment(),
             files=sorted({REPORT} | {p.name for p in record.folder.iterdir() if p.name[0] != "."}),
         )
@@ -384,24 +385,29 @@ def summarise_trust(trust: TrustQuality | None) -> dict[str, Any] | None:
     return summary
 
 
+def read_environment(predictions: Predictions | None) -> Mapping[str, Any]:
+    """Versions and machine of the process that made the predictions."""
+    found: Mapping[str, Any] = predictions.metadata.get("environment", {}) if predictions else {}
+    return found
+
+
 def describe_provenance(record: Record, predictions: Predictions | None) -> list[tuple[str, str]]:
     """Data, seed, versions, machine and time of the run."""
     provenance = [("data", record.recipe.source), ("seed", str(record.recipe.train.seed))]
     if record.recipe.weights:
         provenance.append(("weights", record.recipe.weights))
-    environment = predictions.metadata.get("environment", {}) if predictions else {}
+    environment = read_environment(predictions)
     provenance += [(name, str(value)) for name, value in environment.items() if value != "none"]
     if record.metrics:
         provenance.append(("seconds", f"{record.metrics['seconds']:,.1f}"))
     return provenance
 
 
-def reproduction_command(record: Record) -> str:
-    """The shell command that repeats the run."""
+def reproduction_command(record: Record, environment: Mapping[str, Any]) -> str:
+    """The shell command that repeats the run, with the processes of its `environment`."""
     folder = record.folder.resolve()
     recipe, out = shlex.quote(str(folder / RECIPE)), shlex.quote(f"{folder}-again")
-    metadata = record.predictions.metadata if record.predictions else {}
-    processes = metadata.get("environment", {}).get("processes", 1)
+    processes = environment.get("processes", 1)
     start = f"torchrun --nproc-per-node {processes} -m vitrail" if processes > 1 else "vitrail"
     verb = "train" if record.recipe.pretrain is None else "pretrain"
     return f"{start} {verb} --recipe {recipe} --out {out}"

@@ -18,8 +18,10 @@ from vitrail.display.figures import Chart, Curve
 from vitrail.display.page import data_uri, encode_image, load_templates, make_thumbnail
 from vitrail.display.sheet import denormalise
 from vitrail.display.text import (
+    format_accuracy,
     format_count,
     format_duration,
+    format_interval,
     format_parameters,
     format_percent,
 )
@@ -28,11 +30,16 @@ from vitrail.insight.learned import feature_pca
 from vitrail.model.cost import count_parameters
 from vitrail.model.vit import ViT
 from vitrail.pretraining.objective import PatchFeatures
-from vitrail.run.quality import SEARCHED
+from vitrail.run.quality import (
+    RANKED_IMAGES,
+    SEARCHED,
+    describe_collapse,
+    describe_few_images,
+)
 from vitrail.run.rebuilt import HIDDEN, IMAGES, REBUILT, TRUE, join_strip, list_strips
 from vitrail.run.recipe import Recipe, recipe_to_toml
 from vitrail.run.report.page import ReportFigure, describe_progress
-from vitrail.run.storage.record import REPORT, Record
+from vitrail.run.storage.record import REPORT, Line, Record
 
 QUERIES, NEAREST = 8, 5  # images whose neighbours are shown, and how many of them
 STRIP_HEIGHT = 96  # pixels, at least, of an image in a strip
@@ -77,6 +84,12 @@ def draw_curve(record: Record, name: str, keys: tuple[str, ...]) -> Any:
     if name == "loss" and record.steps:
         steps, losses = ([line[key] for line in record.steps] for key in ("step", "loss"))
         curves.append(Curve(label="", x=steps, y=losses, faint=True))
+    if name == "rank" and (random_rank := find_random_rank(record)) is not None:
+        last = max((line["step"] for line in record.epochs), default=0)
+        baseline = Curve(
+            label="random", x=[0, last], y=[random_rank] * 2, colour="amber", style="--"
+        )
+        curves.append(baseline)
     for key, colour in zip(keys, ("blue", "amber"), strict=False):
         lines = [line for line in record.epochs if line.get(key) is not None]
         x, y = [line["step"] for line in lines], [line[key] for line in lines]
@@ -86,6 +99,32 @@ def draw_curve(record: Record, name: str, keys: tuple[str, ...]) -> Any:
         return None
     label = {"loss": "loss", "rank": "effective rank", "knn": "accuracy"}[name]
     return figures.draw_curves(Chart(curves=curves, x="step", y=label, percent=name == "knn"))
+
+
+def find_random_rank(record: Record) -> float | None:
+    """The effective rank of random weights; None in a run of an older version."""
+    if record.metrics is not None:
+        return record.metrics.get("random_rank")
+    lines = list_evaluations(record)
+    return lines[-1]["random_rank"] if lines else None
+
+
+def list_evaluations(record: Record) -> list[Line]:
+    """The lines of the log that tell of a collapse."""
+    keys = ("val_rank", "val_spread", "random_rank")
+    return [line for line in record.epochs if all(line.get(key) is not None for key in keys)]
+
+
+def find_collapse(record: Record, source: Source | None) -> str | None:
+    """The warning of a collapse; of an unfinished run, at its last evaluation."""
+    if record.metrics is not None:
+        return record.metrics.get("collapsed")
+    assert record.recipe.pretrain is not None
+    lines, method = list_evaluations(record), record.recipe.pretrain.method
+    if not lines:
+        return None
+    images = RANKED_IMAGES if source is None else len(split_indices(source, "val"))
+    return describe_collapse(lines[-1], method, images, lines[-1]["random_rank"])
 
 
 @torch.no_grad()
@@ -177,7 +216,9 @@ def render_pretraining(
             folder=record.folder.resolve(),
             missing=missing,
             progress=describe_progress(record),
-            collapsed=(record.metrics or {}).get("collapsed"),
+            collapsed=find_collapse(record, source),
+            random_rank=find_random_rank(record),
+            few_images=describe_few_images(len(split_indices(source, "val"))) if source else None,
             probe=summarise_probe(record),
             summary=summarise_pretraining(record, source),
             charts={name: figure.svg for name, figure in drawn.items() if figure.svg},
@@ -216,31 +257,35 @@ def summarise_probe(record: Record) -> dict[str, Any] | None:
         "bar": (100 * low, 100 * high, 100 * probe["linear"]),
         "baseline": 100 * random["linear"],
         "random": format_percent(random["linear"]),
-        "knn": format_percent(probe["knn"]),
-        "random_knn": format_percent(random["knn"]),
+        "knn": format_accuracy(probe["knn"], probe.get("knn_interval")),
+        "random_knn": format_accuracy(random["knn"], random.get("knn_interval")),
         "images": f"{probe['images']:,}",
         "fractions": [
-            {
-                "fraction": f"{row['fraction']:.0%}".replace("%", " %"),
-                "labels": f"{row['labels']:,}",
-                "trained": format_percent(row["accuracy"]),
-                "share": 100 * row["accuracy"],
-                "random": format_percent(zero["accuracy"]),
-            }
+            {**summarise_row(row), **summarise_baseline(zero["accuracy"], zero["interval"])}
             for row, zero in zip(probe["fractions"], random["fractions"], strict=True)
         ],
         "steps": format_count(probe["steps"], "step"),
         "trained": [
-            {
-                "fraction": f"{row['fraction']:.0%}".replace("%", " %"),
-                "labels": f"{row['labels']:,}",
-                "pretrained": format_percent(row["accuracy"]),
-                "share": 100 * row["accuracy"],
-                "scratch": format_percent(row["scratch"]),
-            }
+            {**summarise_row(row), **summarise_baseline(row["scratch"], row["scratch_interval"])}
             for row in probe["trained"]
         ],
     }
+
+
+def summarise_row(row: dict[str, Any]) -> dict[str, Any]:
+    """An accuracy of the pretrained weights with a part of the labels."""
+    return {
+        "fraction": f"{row['fraction']:.0%}".replace("%", " %"),
+        "labels": f"{row['labels']:,}",
+        "pretrained": format_percent(row["accuracy"]),
+        "interval": format_interval(row["interval"]),
+        "share": 100 * row["accuracy"],
+    }
+
+
+def summarise_baseline(accuracy: float, interval: list[float]) -> dict[str, Any]:
+    """What random weights reach with the same labels."""
+    return {"baseline": format_percent(accuracy), "baseline_interval": format_interval(interval)}
 
 
 def summarise_pretraining(record: Record, source: Source | None) -> list[tuple[str, str]]:
@@ -259,5 +304,8 @@ def summarise_pretraining(record: Record, source: Source | None) -> list[tuple[s
         length = f"{format_count(steps, 'step')}, {format_count(epochs, 'epoch')}"
         summary.append(("training", f"{length}, {format_duration(metrics['seconds'])}"))
         summary.append(("held-out loss", f"{metrics['loss']:.4f}"))
-        summary.append(("effective rank", f"{metrics['rank']:.1f} of {vit.width}"))
+        rank = f"{metrics['rank']:.1f} of {vit.width}"
+        if (random_rank := find_random_rank(record)) is not None:
+            rank += f", random weights {random_rank:.1f}"
+        summary.append(("effective rank", rank))
     return summary

@@ -13,7 +13,10 @@ REQUIRED = {  # numbers of each kind of line, besides the step
     "step": ("epoch", "loss", "lr", "images_per_s"),
     "epoch": ("epoch", "seconds", "train_loss"),
 }
-OPTIONAL = ("train_accuracy", "val_loss", "val_accuracy")
+OPTIONAL = (
+    *("train_accuracy", "val_loss", "val_accuracy"),
+    *("val_rank", "val_spread", "random_rank"),  # of a pretraining
+)
 
 
 class Journal:
