@@ -142,9 +142,10 @@ class Comparison:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        tables = [[COLUMNS, *(run.to_row() for run in self.runs)], self.feature_rows()]
+        runs = make_table([COLUMNS, *(run.to_row() for run in self.runs)])
+        features = make_table(self.feature_rows())
         verdicts = "".join(f"<li>{escape(printable(run.verdict))}</li>" for run in self.runs)
-        return f"{''.join(map(make_table, tables))}<ol>{verdicts}</ol>"
+        return f"{runs}{features}<ol>{verdicts}</ol>"
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
