@@ -21,7 +21,12 @@ from vitrail.pretraining.joint import JointClassifier
 from vitrail.run import auto
 from vitrail.run.auto import DataSummary, choose_from_scratch
 from vitrail.run.build import make_learner
-from vitrail.run.design import design_from_scratch, design_recipe, requested_settings
+from vitrail.run.design import (
+    design_from_scratch,
+    design_joint,
+    design_recipe,
+    requested_settings,
+)
 from vitrail.run.drive import Stopped
 from vitrail.run.recipe import Recipe, read_recipe, settings_from_dict, settings_to_dict
 from vitrail.run.request import Request
@@ -141,14 +146,31 @@ def test_images_without_labels_join_the_run_later(digits, monkeypatch):
     assert run.metrics["steps"] == 12 and run.metrics["test"]["accuracy"] > 0.05
 
 
+def test_few_labels_get_the_model_that_labels_for_all_images_would_get(monkeypatch):
+    monkeypatch.setattr(auto, "training_rate", lambda device, processes: 4.5e10)
+    monkeypatch.setattr("vitrail.run.design.measure_training_speed", lambda vit: 500.0)
+    labelled = DataSummary(images=4500, classes=10, side=32, channels=3, imbalance=1.0)
+    everything = replace(labelled, images=45_000)
+    request = Request(data="cifar10", minutes=20)
+    joint, name, _ = design_joint(JointConfig(), everything, labelled, request, None, "cpu", 1)
+    assert joint.ratio == 3
+    assert name == auto.choose_model(everything, "cpu", 4.5e10, 20, None)[0] == "R9+Mini/8"
+    assert auto.choose_model(everything, "cpu", 4.5e10, 10, None)[0] == "R9+Micro/8"
+
+
 def test_the_joint_loss_alone_crops_and_recolours():
     """Of a long training on few colour images, whose own augmentation would distort twice."""
     summary = DataSummary(images=450, classes=10, side=32, channels=3, imbalance=1.0)
     choice = choose_from_scratch(summary, minutes=20)
     assert choice.settings["data"]["augment"]["scale"] < 1
-    assert choice.settings["train"]["ema"] == 0.999
+    choice.settings["train"]["ema"] = 0.99
     use_unlabelled(choice, JointConfig(), 450)
-    assert choice.settings["train"]["ema"] == 0.995  # the teacher follows the model
+    assert choice.settings["train"]["ema"] == 0.999
+    assert choice.settings["train"]["lr"] == 0.005
+    assert [line for line in choice.reasons if line.startswith("optimizer")] == [
+        "optimizer muon, learning rate 0.005: with half of the usual rate, the EMA weights are a "
+        "better teacher"
+    ]
     assert choice.settings["data"]["augment"] == settings_to_dict(AUGMENT_PRESETS["light"])
     assert [line.split(":")[0] for line in choice.reasons].count("augmentation light") == 1
     assert not any(line.startswith("augmentation strong") for line in choice.reasons)

@@ -404,8 +404,7 @@ def design_joint(
     if model is not None:
         name, vit = model, auto.named_vit(summary, model)
     else:
-        short = None if minutes is None else minutes / step_cost(joint)
-        name, vit = auto.choose_model(everything, device, rate, short, None)
+        name, vit = auto.choose_model(everything, device, rate, minutes, None)
     if minutes is not None:
         if device == "cpu":
             speed = processes * measure_training_speed(replace(vit, channels=summary.channels))

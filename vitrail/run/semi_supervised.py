@@ -21,7 +21,8 @@ from vitrail.training.distributed import World
 
 SHIFT = 0.1  # of an image without label whose class is predicted, as a fraction of the side
 TINY_IMAGE = 16  # pixels up to which crops stay large
-SHORT_EMA, LONG_EMA = 0.99, 0.995  # EMA decay, of few and of many steps: the teacher must follow
+JOINT_EMA = 0.999  # EMA decay: the average of many steps is the better teacher
+JOINT_LR = 1 / 2  # factor on the usual learning rate: the teacher is better early on
 USUAL_RATIO = 3  # images without labels for each labelled one
 LABELLED_FIRST = 100_000  # labelled samples, over all epochs, before images without labels join
 LABELLED_EPOCHS = 200  # the same for few labelled images, if these are fewer samples
@@ -87,8 +88,14 @@ def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> Non
     train, augment = choice.settings["train"], choice.settings["data"]["augment"]
     train["batch"] = labelled_batch(images)
     train["smoothing"] = 0.0  # with it, few predictions would be confident
-    train["ema"] = min(train.get("ema", SHORT_EMA), LONG_EMA)
-    replaced = ("batch", "label smoothing", *(["augmentation"] if augment["scale"] < 1 else []))
+    train["ema"] = JOINT_EMA
+    train["lr"] *= JOINT_LR
+    replaced = (
+        "batch",
+        "label smoothing",
+        "optimizer",
+        *(["augmentation"] if augment["scale"] < 1 else []),
+    )
     choice.reasons[:] = [line for line in choice.reasons if not line.startswith(replaced)]
     if augment["scale"] < 1:  # crops, colours and blank squares are the joint loss's own
         augment |= settings_to_dict(AUGMENT_PRESETS["light"])
@@ -98,6 +105,10 @@ def use_unlabelled(choice: auto.Choice, config: JointConfig, images: int) -> Non
         f"few labels: after {config.start:.0%} of the steps, {many} without labels beside each "
         f"labelled one; the sharpened prediction of the EMA weights for an image is the target for "
         f"a distorted view of it (Xie et al., 2020)"
+    )
+    choice.reasons.append(
+        f"optimizer muon, learning rate {train['lr']:g}: with half of the usual rate, the EMA "
+        f"weights are a better teacher"
     )
     choice.reasons.append(
         "EMA weights; no label smoothing or mixup, which would lower the confidence"
