@@ -120,9 +120,8 @@ def test_killed_processes_start_again_and_end_with_the_same_tensors(tmp_path, wh
     tell("rank killed, started again by torchrun", count, count)
 
 
-def test_a_rank_killed_on_one_of_two_machines_starts_again(tmp_path, whole, tries, tell):
-    if not tries(0, 1):
-        pytest.skip("only in `make faults`: two torchruns are slow")
+@pytest.mark.full
+def test_a_rank_killed_on_one_of_two_machines_starts_again(tmp_path, whole, tell):
     place = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--nnodes=2"]
     options = [*place, "--rdzv-id=two", "--max-restarts=3"]
     happenings = [[0, 1, 25, "SIGKILL"], [1, 0, 45, "SIGKILL"]]
