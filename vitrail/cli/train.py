@@ -97,7 +97,7 @@ def train(
 
     Args:
         teacher: run, weights or timm:NAME to distil: its predictions, or features if classes differ
-        labels_only: fraction of labels to use; the other images, if small, train unlabelled
+        labels_only: fraction of labels to use; small images also learn from the unlabelled rest
         minutes: total time, including evaluation and report; sets the number of steps
         epochs: passes over the training images, instead of --minutes
         seed: random seed of initialisation, data order, augmentation and dropout (default: 0)

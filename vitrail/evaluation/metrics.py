@@ -135,10 +135,10 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     return math.exp(-(low + high) / 2)
 
 
-def two_proportions(first: float, second: float, images: int) -> float:
-    """P-value of the two-sided z-test for two accuracies, each on so many images.
+def two_proportion_test(first: float, second: float, images: int) -> float:
+    """P-value of a two-sided z-test of two accuracies, each measured on `images` images.
 
-    It ignores which images are correct: where both are on the same ones, McNemar's test finds
+    It treats the samples as independent; on the same images, McNemar's test detects
     smaller differences.
     """
     pooled = (first + second) / 2

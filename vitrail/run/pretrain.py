@@ -125,12 +125,12 @@ def choose_method_name(
     named = given.get("pretrain", {}).get("method")
     if method is not None and named not in (None, method):
         raise UserError(f"`method` is {method}, but pretrain.method is {named}; give one of them")
-    asked = method or named
+    requested = method or named
     taught = taught or bool(given.get("teacher", {}).get("weights"))
-    if asked is None and not taught:
-        asked = stored.get("pretrain", {}).get("method")
+    if requested is None and not taught:
+        requested = stored.get("pretrain", {}).get("method")
         taught = bool(stored.get("teacher", {}).get("weights"))
-    chosen = asked or ("teacher" if taught else "masked")
+    chosen = requested or ("teacher" if taught else "masked")
     if taught and chosen != "teacher":
         raise UserError(f"a teacher is a method of its own, not {chosen}; omit `method`")
     if chosen == "teacher" and not taught and not stored.get("teacher", {}).get("weights"):

@@ -82,13 +82,13 @@ class Request:
         data = {**self.settings.get("data", {}), "labels": labels}
         return replace(self, settings={**self.settings, "data": data})
 
-    def opened_as(self, source: Source) -> "Request":
+    def with_settings_of(self, source: Source) -> "Request":
         """The same request, with the labels and columns that a source from Python has.
 
         A resume opens the path again, and needs them.
         """
         kind = label_kind(source)
-        labels = getattr(source, "asked", None) or (None if kind == "single" else kind)
+        labels = getattr(source, "requested_labels", None) or (None if kind == "single" else kind)
         columns = settings_to_dict(getattr(source, "columns", Columns()))
         plain = settings_to_dict(Columns())
         named = {name: value for name, value in columns.items() if value != plain.get(name)}

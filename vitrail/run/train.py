@@ -203,9 +203,11 @@ def open_source(
 ) -> tuple[Source, Request, list[str]]:
     """The data of a run, the request with the labels that it has, and reasons."""
     if opened is not None:
-        request = request.opened_as(opened)
+        request = request.with_settings_of(opened)
     if request.method is not None:
-        if opened is None or getattr(opened, "asked", None) == "partial":  # lacks unlabelled rows
+        if (
+            opened is None or getattr(opened, "requested_labels", None) == "partial"
+        ):  # lacks unlabelled rows
             return open_for_pretraining(request, world)
         return opened, request, []
     if opened is not None:

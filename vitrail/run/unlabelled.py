@@ -132,14 +132,14 @@ def choose_pretraining(
         "model": model,
         "vit": chosen,
         "train": train,
-        "data": {"augment": settings_to_dict(augment), **found_labels(summary)},
+        "data": {"augment": settings_to_dict(augment), **label_settings(summary)},
         "preprocess": choose_preprocess(summary, vit, start and start[2]),
         "pretrain": pretrain,
     }
     return auto.Choice(settings=settings, reasons=reasons)
 
 
-def found_labels(summary: auto.DataSummary) -> dict[str, Any]:
+def label_settings(summary: auto.DataSummary) -> dict[str, Any]:
     """How a resume opens the data: as it was found, unless each image has one label."""
     return {} if summary.labels == "single" else {"labels": summary.labels}
 

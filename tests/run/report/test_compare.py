@@ -9,7 +9,7 @@ import torch
 
 from tests.run.fabricated import images, write_run
 from vitrail.errors import UserError
-from vitrail.evaluation.metrics import mcnemar, two_proportions, wilson_interval
+from vitrail.evaluation.metrics import mcnemar, two_proportion_test, wilson_interval
 from vitrail.pretraining.config import PretrainConfig
 from vitrail.run.report.compare import compare, list_charts, render_comparison
 from vitrail.run.storage import predictions
@@ -184,15 +184,15 @@ def test_pretrainings_are_compared_by_their_probes(pretrainings):
     text, html = repr(comparison), render_comparison(comparison)
     for part in ("held-out loss", "effective rank", "k-NN", "linear probe, 10 % of the labels"):
         assert part in text and part in html and part in comparison._repr_html_()
-    assert "McNemar's exact test" not in html and "two proportions" in html
+    assert "McNemar's exact test" not in html and "two-proportion z-test" in html
     against = comparison.to_dict()["runs"][1]["against"]
     assert list(against) == ["to", "points", "p", "images", "more_than_chance"]
 
 
-def test_equal_accuracies_do_not_differ_by_two_proportions():
-    assert two_proportions(0.5, 0.5, 10) == 1.0 == two_proportions(1.0, 1.0, 10)
-    assert two_proportions(0.5, 0.6, 100) == pytest.approx(0.1552, abs=1e-4)
-    assert two_proportions(0.5, 0.6, 10_000) < 1e-6
+def test_equal_accuracies_do_not_differ_in_the_two_proportion_test():
+    assert two_proportion_test(0.5, 0.5, 10) == 1.0 == two_proportion_test(1.0, 1.0, 10)
+    assert two_proportion_test(0.5, 0.6, 100) == pytest.approx(0.1552, abs=1e-4)
+    assert two_proportion_test(0.5, 0.6, 10_000) < 1e-6
 
 
 def test_a_page_can_be_written(runs, tmp_path):

@@ -45,7 +45,7 @@ class FileSource:
     ignored: dict[str, str]
     members: Members | None = None  # of a zip or a store
     columns: Columns = field(default_factory=Columns)  # of its tables
-    asked: LabelKind | None = None  # for which labels its tables were opened
+    requested_labels: LabelKind | None = None  # with which its tables were opened
     contents: ContentBuffer = field(default_factory=ContentBuffer, repr=False)
 
     def __len__(self) -> int:

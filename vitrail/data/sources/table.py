@@ -113,7 +113,7 @@ def open_tables(
         ignored={},
         members=tree.locate(ids),
         columns=columns,
-        asked=labels,
+        requested_labels=labels,
     )
     return assign_splits(source, split=split, progress=progress)
 

@@ -37,7 +37,7 @@ COLUMNS = (
     "test accuracy",
 )
 FEATURES = ("method", "loss", "rank", "probe")  # results of a pretraining
-UNPAIRED = "test of two proportions, as the predictions of probes are not stored"
+UNPAIRED = "two-proportion z-test, as the predictions of probes are not stored"
 COLOURS, STYLES = ("blue", "ruby", "green", "amber", "violet"), ("-", "--", ":", "-.")
 MAX_SECONDS = 180  # of training; curves of longer runs are drawn over minutes
 
@@ -51,7 +51,7 @@ class Difference:
 
     to: str  # folder of that run
     points: float  # by which that run's accuracy is higher, from 0 to 1
-    p: float | None  # p-value of McNemar's test, or for probes of the test of two proportions
+    p: float | None  # p-value of McNemar's test, or for probes of a two-proportion z-test
     images: int  # in that test; without the same images 0, and `p` is None
     more_than_chance: bool | None  # whether the difference is significant
 
@@ -176,7 +176,7 @@ def compare(*runs: str | Path | Run) -> Comparison:
 
     A run is a folder or what `vitrail.train` returned. Whether accuracies differ significantly is
     decided by McNemar's exact test; it says nothing about other random seeds. Pretrainings are
-    compared by their linear probes on the same validation images, with the test of two proportions.
+    compared by their linear probes on the same validation images, with a two-proportion z-test.
 
     >>> vitrail.compare("runs/digits-1", "runs/digits-2").runs[0].number
     1
@@ -237,11 +237,11 @@ def describe_features(numbers: dict[str, Any]) -> str:
 def compare_probes(record: Record, records: list[Record]) -> tuple[Difference | None, str]:
     """The difference to the best linear probe on the same validation images, and a verdict."""
     assert record.metrics is not None
-    summary, checksum = describe_features(record.metrics), checksum_data(record)
+    summary, checksum = describe_features(record.metrics), read_data_checksum(record)
     if record.metrics["probe"] is None:
         return None, summary
     probed = [other for other in records if other.metrics and other.metrics.get("probe")]
-    same = [other for other in probed if checksum and checksum_data(other) == checksum]
+    same = [other for other in probed if checksum and read_data_checksum(other) == checksum]
     if len(probed) == 1:
         return None, summary
     if len(same) < 2:
@@ -264,7 +264,7 @@ def measure_probes(record: Record, best: Record, comparisons: int) -> Difference
     assert record.metrics is not None
     ours, theirs = accuracy_of_probe(record), accuracy_of_probe(best)
     images = int(record.metrics["probe"]["images"])
-    p = metrics.two_proportions(ours, theirs, images)
+    p = metrics.two_proportion_test(ours, theirs, images)
     return Difference(
         to=str(best.folder),
         points=theirs - ours,
@@ -278,7 +278,7 @@ def accuracy_of_probe(record: Record) -> float:
     return float(record.metrics["probe"]["linear"]) if record.metrics else 0.0
 
 
-def checksum_data(record: Record) -> str | None:
+def read_data_checksum(record: Record) -> str | None:
     """The checksum of the images, labels and splits of a run; None if its file is missing."""
     path = record.folder / DATA
     return path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else None
