@@ -28,7 +28,8 @@ def compare(
 ) -> None:
     """Compare runs.
 
-    Shows the results side by side, and whether test accuracies differ significantly.
+    Shows the results side by side, and whether test accuracies differ significantly; of
+    pretrainings, whether their linear probes do.
 
     Args:
         out: write a page with the table and the learning curves, such as compare.html
@@ -69,6 +70,8 @@ def print_runs(comparison: "Comparison") -> None:
             table.add_row(*(Text(printable(cell)) for cell in row))
         console.print()
         console.print(table)
-        console.print("losses are comparable only with the same data, method and its settings")
+        console.print(
+            "compare losses only between runs with the same data, method and settings of the method"
+        )
     for run in comparison.runs:
         console.print(f"{run.number}: {printable(run.verdict)}", markup=False)

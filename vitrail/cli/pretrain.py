@@ -90,7 +90,7 @@ def pretrain(
     Args:
         method: reconstruct masked patches (masked), or map crops of an image to equal features
             (views) (default: masked)
-        teacher: run, weights or timm:NAME whose features are distilled, instead of a method
+        teacher: run, weights or timm:NAME whose features are distilled (method teacher)
         minutes: total time, including the final measurements; sets the number of steps
         epochs: passes over the training images, instead of --minutes
         seed: random seed of initialisation, data order, augmentation and masks (default: 0)

@@ -307,7 +307,7 @@ def score_probe(probe: dict[str, Any] | None) -> dict[str, str]:
         "k-NN": format_accuracy(probe["knn"], probe.get("knn_interval")),
         "linear probe": format_accuracy(probe["linear"], probe["interval"]),
     }
-    for kind, start in (("fractions", "linear probe"), ("trained", "all weights trained")):
+    for kind, start in (("fractions", "linear probe"), ("trained", "fine-tuned")):
         for row in probe.get(kind, []):
             if kind == "trained" or row["fraction"] < 1:
                 name = f"{start}, {100 * row['fraction']:.0f} % of the labels"
